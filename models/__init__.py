@@ -1,0 +1,1 @@
+"""Example models: one file per model, written for one device."""

@@ -1,0 +1,162 @@
+"""Tests for the command line of tools/train.py."""
+
+import contextlib
+import io
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from unittest import mock
+
+from absl.testing import parameterized
+import tensorflow.compat.v1 as tf
+
+from tools import train
+from tools import training
+
+SCRIPT = pathlib.Path(train.__file__)
+
+
+def environment():
+  """Returns an environment in which the script sets its own log level."""
+  return {name: value for name, value in os.environ.items()
+          if name != "TF_CPP_MIN_LOG_LEVEL"}
+
+
+def run_script(*arguments):
+  return subprocess.run(
+      [sys.executable, str(SCRIPT), *arguments], env=environment(),
+      capture_output=True, text=True, timeout=120)
+
+
+def own_lines(stderr):
+  """Returns the lines on standard error that are no progress bar."""
+  return [line for line in re.split(r"[\r\n]+", stderr)
+          if line.strip() and "step/s" not in line]
+
+
+class MainTest(parameterized.TestCase, tf.test.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    # Where a run without --logdir writes.
+    self.enter_context(mock.patch.object(tempfile, "tempdir", self.logdir()))
+
+  def logdir(self):
+    return self.create_tempdir().full_path
+
+  def main(self, *arguments):
+    """Returns exit status, standard output and standard error."""
+    with contextlib.redirect_stdout(io.StringIO()) as stdout, \
+        contextlib.redirect_stderr(io.StringIO()) as stderr:
+      status = train.main(["train.py", *arguments])
+    return status, stdout.getvalue(), stderr.getvalue()
+
+  def test_defaults(self):
+    self.assertEqual(train.parse(["train.py"]), training.Options())
+
+  def test_flags_become_options(self):
+    self.assertEqual(
+        train.parse([
+            "train.py", "--model=resnet110", "--dataset=images.npz",
+            "--devices=/gpu:0,/cpu:3", "--batch_size=8", "--steps=9",
+            "--learning_rate=0.5", "--optimizer=adam", "--weight_decay=0",
+            "--nosync_batch_norm", "--seed=4", "--logdir=runs",
+            "--log_every=2", "--evaluate_every=3"]),
+        training.Options(
+            model="resnet110", dataset="images.npz",
+            devices=["/gpu:0", "/cpu:3"], batch_size=8, steps=9,
+            learning_rate=0.5, optimizer="adam", weight_decay=0.0,
+            sync_batch_norm=False, seed=4, logdir="runs", log_every=2,
+            evaluate_every=3))
+
+  def test_help_names_every_option(self):
+    status, stdout, stderr = self.main("--help")
+    self.assertEqual((status, stderr), (0, ""))
+    self.assertIn("python tools/train.py", stdout)
+    self.assertIn("GLOBAL batch size", stdout)
+    for name in training.Options.__dataclass_fields__:
+      self.assertRegex(stdout, rf"--(\[no\])?{name}:")
+
+  @parameterized.named_parameters(
+      ("unknown_flag", ["--stepz=3"], "Unknown command line flag 'stepz'"),
+      ("no_flag", ["convnet"], "there must be flags only: got convnet"),
+      ("bad_number", ["--steps=many"], "flag --steps=many: invalid literal"),
+      ("no_steps", ["--steps=0"], "flag --steps=0: 0 is not a positive"),
+      ("no_towers", ["--num_towers=0"], "flag --num_towers=0: 0 is not a"),
+      ("no_batch", ["--batch_size=0"], "flag --batch_size=0: 0 is not a"),
+      ("rate", ["--learning_rate=-1"], "flag --learning_rate=-1: .*negative"),
+      ("model", ["--model=vgg"], "flag --model=vgg: .*<convnet.resnet8.*>"),
+      ("optimizer", ["--optimizer=lion"], "flag --optimizer=lion: .*<moment"),
+      ("bool", ["--sync_batch_norm=x"], "flag --sync_batch_norm=x: .*boolean"),
+      ("dataset", ["--dataset=cifar"], "`dataset` must be `digits` or"),
+      ("both", ["--num_towers=2", "--devices=/cpu:0"],
+       "`--num_towers` and `--devices` must not both be given: got 2 and /cpu"),
+      ("no_devices", ["--devices="], "`--devices` must list .*: got ''"),
+      ("bad_device", ["--devices=/cpu:0,x"], "`--devices` must list .*got 'x'"),
+      ("other_machine", ["--devices=/job:worker/cpu:0"],
+       "`--devices` must list .* of this machine.*got '/job:worker/cpu:0'"),
+      ("missing_gpu", ["--devices=/gpu:97"],
+       "`--devices` or `--num_towers` does not fit: .*/gpu:97"),
+      ("large_batch", ["--batch_size=1439"],
+       "`--batch_size` must be at most .*expected 1 to 1438, got 1439"),
+      ("logdir_is_a_file", [f"--logdir={__file__}"],
+       r"`--logdir` must be a directory .*test_train.py \(File exists\)"),
+      ("logdir_in_a_file", [f"--logdir={__file__}/runs"],
+       r"`--logdir` must be a directory .*\(Not a directory\)"),
+      ("logdir_not_writable", ["--logdir=/proc/1"],
+       "`--logdir` must be a directory that can be written to: got /proc/1"),
+  )
+  def test_rejects_in_one_line(self, arguments, message):
+    status, stdout, stderr = self.main(*arguments)
+    self.assertEqual((status, stdout), (2, ""))
+    self.assertRegex(stderr, rf"^train.py: {message}.*\n$")
+
+  def test_bad_flag_of_the_script(self):
+    result = run_script("--model=vgg")
+    self.assertEqual((result.returncode, result.stdout), (2, ""))
+    self.assertRegex(result.stderr, r"^train.py: flag --model=vgg: .*\n$")
+
+  def test_script_trains_on_digits(self):
+    """A sixth of the default number of steps."""
+    logdir = self.logdir()
+    result = run_script("--steps=100", f"--logdir={logdir}")
+    self.assertEqual(result.returncode, 0, result.stderr)
+    self.assertEmpty(own_lines(result.stderr))
+    self.assertRegex(result.stderr, r"loss .*, learning rate .* images/s")
+    last = result.stdout.splitlines()[-1]
+    self.assertRegex(last, r"^test accuracy: [01]\.\d{4}$")
+    self.assertGreater(float(last.split()[-1]), 0.95)
+    self.assertIn("1,438 images to train on, 359 to test on", result.stdout)
+
+  def test_script_saves_at_an_interrupt_and_continues(self):
+    logdir = self.logdir()
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT), "--steps=1000000",
+         f"--logdir={logdir}"], env=environment(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    written = ""
+    while "loss" not in written and process.poll() is None:
+      written += process.stderr.read(1)
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=60)
+    self.assertEqual(process.returncode, 130, written + rest)
+    lines = own_lines(written + rest)
+    self.assertLen(lines, 1)
+    self.assertRegex(lines[0], r"^Interrupted: saved step \d+\. To continue, "
+                     rf"give the same flags and --logdir={logdir}$")
+    step = int(re.search(r"\d+", lines[0]).group())
+
+    status, stdout, stderr = self.main(f"--steps={step + 5}",
+                                       f"--logdir={logdir}")
+    self.assertEqual((status, own_lines(stderr)), (0, []))
+    self.assertIn(f"continuing from step {step}\n", stdout)
+    self.assertRegex(stdout, r"\ntest accuracy: [01]\.\d{4}\n$")
+    self.assertEndsWith(tf.train.latest_checkpoint(logdir), f"-{step + 5}")
+
+
+if __name__ == "__main__":
+  tf.test.main()

@@ -1,0 +1,64 @@
+"""Helpers for tests that need more than one device on a machine with CPUs."""
+
+import contextlib
+from typing import Any, Iterator, List, Optional
+
+import tensorflow.compat.v1 as tf
+
+# As many devices as the tests see by default. A test that needs more towers
+# passes its own number; one that needs fewer still sees all of these, so that a
+# tower on a wrong device is found out.
+NUM_CPUS = 5
+
+
+def config(num_cpus: int = NUM_CPUS, **overrides: Any) -> tf.ConfigProto:
+  """Returns a session config that shows `num_cpus` logical CPU devices.
+
+  A session without a config of ours places softly: an op pinned to `/cpu:3`
+  would run quietly on CPU 0, and a test of several towers on one device.
+
+  Args:
+    num_cpus: Number of logical CPU devices.
+    **overrides: Further fields of the `ConfigProto`.
+
+  Returns:
+    A `ConfigProto`.
+  """
+  return tf.ConfigProto(device_count={"CPU": num_cpus}, **overrides)
+
+
+def devices(num_towers: int) -> List[str]:
+  """Returns the names of the first `num_towers` logical CPU devices."""
+  return [f"/cpu:{i}" for i in range(num_towers)]
+
+
+def num_cpus(sess: tf.Session) -> int:
+  """Returns how many CPU devices `sess` sees."""
+  return sum(d.device_type == "CPU" for d in sess.list_devices())
+
+
+@contextlib.contextmanager
+def session(graph: Optional[tf.Graph] = None,
+            *,
+            cpus: int = NUM_CPUS,
+            initialize: bool = False,
+            **overrides: Any) -> Iterator[tf.Session]:
+  """Opens a session that sees `cpus` CPU devices, and checks that it does.
+
+  Args:
+    graph: The graph to run; the default graph if `None`.
+    cpus: Number of logical CPU devices.
+    initialize: Whether to initialise the graph's global variables first.
+    **overrides: Further fields of the `ConfigProto`.
+
+  Yields:
+    The session, as the default one.
+  """
+  graph = graph or tf.get_default_graph()
+  with graph.as_default(), tf.Session(config=config(cpus, **overrides)) as sess:
+    if num_cpus(sess) != cpus:
+      raise AssertionError(
+          f"The session must see {cpus} CPU devices, it sees {num_cpus(sess)}.")
+    if initialize:
+      sess.run(tf.global_variables_initializer())
+    yield sess

@@ -1,0 +1,1 @@
+"""Scripts that run from the checkout; tests call the functions in them."""

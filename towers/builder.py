@@ -1,0 +1,260 @@
+"""`build_towers`: one model function, built once for each device."""
+
+import contextlib
+import re
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+from typing import Tuple, Union
+
+import tensorflow.compat.v1 as tf
+
+from towers import _tensorflow
+from towers import context
+from towers import devices as devices_lib
+from towers import graph as graph_lib
+from towers import inputs as inputs_lib
+from towers import lockstep as lockstep_lib
+from towers import model_gradients
+from towers import outputs as outputs_lib
+from towers import tower as tower_lib
+from towers import updates
+from towers import variables as variables_lib
+
+
+def build_towers(model_fn: Callable[..., Any],
+                 devices: Union[int, Sequence[Union[str, Sequence[str]]]],
+                 *,
+                 inputs: Any = None,
+                 parameter_device: Optional[str] = None,
+                 sync_batch_norm: bool = True,
+                 update_ops: str = "first",
+                 name: str = "tower") -> graph_lib.TowerGraph:
+  """Builds `model_fn` once for each device; N towers compute what one would.
+
+  Example:
+
+      graph = towers.build_towers(model_fn, ["/gpu:0", "/gpu:1"],
+                                  inputs=(images, labels))
+      train_op = graph.minimize(tf.train.MomentumOptimizer(0.1, 0.9))
+      with tf.Session(config=graph.session_config()) as session:
+        ...
+
+  `model_fn` is code for one device and its batch. Each tower is built on its
+  own device, with its rows of `inputs`, in a name scope of its own (`tower_0/`
+  and so on). Variables exist once, on `parameter_device`, and carry no tower's
+  name. After the build, the graph's collections hold what one tower put there;
+  see `Tower.collection` for the others'.
+
+  A second build in the same graph, for evaluation beside training, shares
+  variables as TensorFlow's reuse rules have it: put it under
+  `tf.variable_scope(tf.get_variable_scope(), reuse=True)`. Give it a `name` of
+  its own; under the same name its scopes are `towers_2/tower_0/` and so on.
+
+  With one device, the graph is the plain one, in a name scope.
+
+  Args:
+    model_fn: Called once per tower. A tuple or list of inputs becomes its
+      arguments, anything else its one argument; without `inputs` it is called
+      with none. It returns its loss (a scalar, the mean over its rows), or a
+      dict of outputs with the loss as "loss", or a `towers.TowerSpec`.
+    devices: List of device strings, one per tower; a tuple of strings for a
+      tower that spans several. Or a number N, for the first N GPUs, or N
+      logical CPU devices where there is no GPU.
+    inputs: Nest of tensors of shape `[B, ...]`, the whole batch, of any size.
+      Tower `t` of `N` gets `B // N` rows, in order, and one more where
+      `t < B % N`. Or `towers.PerTower`, for inputs that each tower has for its
+      own. Tensors that `model_fn` closes over are shared by all towers.
+    parameter_device: Where variables live and gradients are added up. Default:
+      the first CPU of the first tower's host; for one tower, its own device.
+    sync_batch_norm: Whether `towers.batch_norm` and `towers.moments` take the
+      rows of all towers together. If not, it is as if all of `model_fn` stood
+      under `towers.no_sync()`.
+    update_ops: Whose `UPDATE_OPS` a step runs: "first", those of tower 0, or
+      "all". What `towers.batch_norm` updates is updated once in either case.
+    name: Prefix of the towers' name scopes.
+
+  Returns:
+    A `towers.TowerGraph`.
+
+  Raises:
+    TypeError: If `model_fn` cannot be called, or an argument has another type.
+    ValueError: If an argument is out of range; if the towers do not meet in the
+      same layers, make other variables or return other structures; or if the
+      loss is no floating scalar. The message names the tower. What `model_fn`
+      raises arrives as it is. The graph's scopes and collections are then as
+      before; ops and variables that were made stay, so start over with a new
+      graph.
+  """
+  graph = _checked_graph(model_fn, name)
+  tower_devices = devices_lib.resolve(devices)
+  parameters = devices_lib.parameter_device(parameter_device, tower_devices)
+  updates.policy(update_ops)
+  enclosing, scope = _scopes(graph, name, len(tower_devices))
+  towers = [
+      tower_lib.Tower(index=index, count=len(tower_devices), devices=own,
+                      name_scope=f"{scope}{name}_{index}/",
+                      enclosing_scope=enclosing)
+      for index, own in enumerate(tower_devices)
+  ]
+  _tensorflow.ensure_variable_stores()
+  first_op = len(graph.get_operations())
+  saved = _tensorflow.snapshot_collections(graph)
+  try:
+    with tf.name_scope(scope):
+      shards = inputs_lib.deal(inputs, len(towers))
+    rows = inputs_lib.weights(shards)
+    lockstep = None
+    if len(towers) > 1:
+      lockstep = lockstep_lib.Lockstep(
+          graph, towers, rows=rows, device=parameters,
+          name_scope=f"{scope}cross_{name}/")
+    shared = variables_lib.SharedVariables(graph, towers, parameters, lockstep)
+
+    def build(tower):
+      tower.weight = rows[tower.index]
+      with _entered(tower, lockstep, shared, sync_batch_norm):
+        returned = _call(model_fn, inputs, shards[tower.index].value)
+        outputs_lib.take(tower, returned)
+
+    with shared.installed(), _summary_tags(graph):
+      _build_all(graph, towers, lockstep, build)
+      shared.check_same_in_all_towers()
+    for tower in towers:
+      tower.set_collections(_added(graph, tower, lockstep, saved))
+      tower.update_ops = tuple(tower.collection(tf.GraphKeys.UPDATE_OPS))
+    with tf.name_scope(f"{scope}cross_{name}/"), tf.device(parameters):
+      loss, outputs = outputs_lib.together(towers, rows)
+      chosen = updates.chosen(towers, update_ops)
+      updates.gate(graph.get_operations()[first_op:], inputs_lib.gate(shards),
+                   chosen)
+  except BaseException:
+    _tensorflow.restore_collections(graph, saved)
+    raise
+  return graph_lib.TowerGraph(
+      towers=towers, loss=loss, outputs=outputs, update_ops=chosen,
+      variables=shared.used(), views=shared.views,
+      parameter_device=parameters, graph=graph)
+
+
+def _checked_graph(model_fn: Any, name: Any) -> tf.Graph:
+  """Returns the graph to build in, if `model_fn` can be built there."""
+  if not callable(model_fn):
+    raise TypeError(f"`model_fn` must be a function: got {model_fn!r}.")
+  if not isinstance(name, str) or not re.fullmatch(
+      r"[A-Za-z0-9.][A-Za-z0-9_.\\-]*", name):
+    raise ValueError(
+        "`name` must be the beginning of a name scope: expected letters, "
+        f"digits, '.', '_' or '-', got {name!r}.")
+  if context.building() is not None:
+    raise ValueError(
+        "`build_towers` must not be called inside `model_fn`: got a call in "
+        f"tower {context.building().index}. Build after the other build has "
+        "ended.")
+  graph = tf.get_default_graph()
+  if tf.executing_eagerly() or not _tensorflow.is_plain_graph(graph):
+    raise ValueError(
+        "`build_towers` must be called in graph mode: expected a tf.Graph, got "
+        f"{'eager execution' if tf.executing_eagerly() else 'a tf.function'}. "
+        "Call `tf.disable_v2_behavior()` first, or use `with "
+        "tf.Graph().as_default():`.")
+  if any(_tensorflow.enclosing_control_flow(graph)):
+    raise ValueError(
+        "`build_towers` must not be called inside `tf.cond` or a loop: got a "
+        "call in control flow. Call it outside.")
+  return graph
+
+
+def _scopes(graph: tf.Graph, name: str, count: int) -> Tuple[str, str]:
+  """Returns the caller's name scope, and that in which towers get theirs.
+
+  They are the same unless an earlier build has taken the towers' names.
+  """
+  enclosing = graph.get_name_scope()
+  enclosing = enclosing + "/" if enclosing else ""
+
+  def is_free(relative):
+    return graph.unique_name(relative,
+                             mark_as_used=False) == enclosing + relative
+
+  names = [f"{name}_{index}" for index in range(count)]
+  if all(is_free(relative) for relative in names + [f"cross_{name}"]):
+    for relative in names + [f"cross_{name}"]:
+      graph.unique_name(relative)
+    return enclosing, enclosing
+  build = 2
+  while not is_free(f"{name}s_{build}"):
+    build += 1
+  return enclosing, graph.unique_name(f"{name}s_{build}") + "/"
+
+
+@contextlib.contextmanager
+def _entered(tower: tower_lib.Tower, lockstep: Optional[lockstep_lib.Lockstep],
+             shared: variables_lib.SharedVariables,
+             sync_batch_norm: bool) -> Iterator[None]:
+  """Enters all that model code of `tower` stands in."""
+  with context.entered(tower, lockstep, sync_batch_norm):
+    with tf.device(tower.device), tf.name_scope(tower.name_scope):
+      with shared.creator_scope():
+        yield
+
+
+def _call(model_fn: Callable[..., Any], inputs: Any, shard: Any) -> Any:
+  if inputs is None:
+    return model_fn()
+  if isinstance(shard, (tuple, list)):
+    return model_fn(*shard)
+  return model_fn(shard)
+
+
+def _build_all(graph: tf.Graph, towers: Sequence[tower_lib.Tower],
+               lockstep: Optional[lockstep_lib.Lockstep],
+               build: Callable[[tower_lib.Tower], None]) -> None:
+  """Builds all towers; several of them side by side, in threads."""
+  if lockstep is None:
+    with _tensorflow.root_variable_scope_kept():
+      build(towers[0])
+    return
+  scopes = _tensorflow.CallerScopes(graph)
+  counts = {}
+
+  def build_in_thread(tower):
+    with graph.as_default(), scopes.entered():
+      build(tower)
+      if tower.index == 0:
+        counts.update(scopes.scope_counts())
+
+  with scopes.thread_local_stacks(), model_gradients.installed():
+    lockstep.run(build_in_thread)
+  scopes.adopt_scope_counts(counts)
+
+
+def _added(graph: tf.Graph, tower: tower_lib.Tower,
+           lockstep: Optional[lockstep_lib.Lockstep],
+           saved: Dict[Any, List[Any]]) -> Dict[Any, List[Any]]:
+  """Returns what `tower` put into each collection."""
+  now = (
+      _tensorflow.snapshot_collections(graph)
+      if lockstep is None else lockstep.collections_of(tower))
+  added = {}
+  for key, items in now.items():
+    before = set(map(id, saved.get(key, ())))
+    added[key] = [item for item in items if id(item) not in before]
+  return added
+
+
+def _summary_tags(graph: tf.Graph):
+  """Gives tower 0's summaries the tags of the plain model."""
+  taken = _tensorflow.kept_with(graph, "_towers_summary_tags", set)
+
+  def rename(tag):
+    tower = context.building()
+    if tower is None or tower.index:
+      return tag
+    tag = unique = tower.plain_name(tag)
+    number = 0
+    while unique in taken:  # By an earlier build in the graph.
+      number += 1
+      unique = f"{tag}_{number}"
+    taken.add(unique)
+    return unique
+
+  return _tensorflow.summary_tags(rename)

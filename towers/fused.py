@@ -1,0 +1,332 @@
+"""Normalisation by the moments of all towers, on TensorFlow's fused kernels.
+
+The forward pass of a layer takes two fused calls in each tower: one in training
+mode for the moments of its own rows, and, when all towers have met, one in
+inference mode that normalises with the moments of the whole batch.
+
+The backward pass takes two as well. `FusedBatchNormGradV3` in inference mode
+gives the gradient by `x` at fixed moments and, in the same pass, the tower's
+sums of `dy` and of `dy * x_hat`, where `x_hat = (x - mean) / deviation` and
+`deviation = sqrt(variance + epsilon)`. What is missing, the gradient that flows
+through the moments, is the same affine map of `x` for all rows of the batch.
+With `N` the number of elements per channel in the whole batch:
+
+    slope = -scale / (N * deviation**2) * sum(dy * x_hat)
+    dx   += slope * (x - mean) - scale / (N * deviation) * sum(dy)
+
+So no more than two vectors travel each way. They travel in gradient slots: the
+normalising op hands its two sums to the merged moments as if they were their
+gradients, TensorFlow adds them up over the towers, and the merge hands the map
+to each tower's own moments. Only the ops of this module use these slots. The
+moments that others read come out of the merge apart, with true gradients.
+
+A second derivative through such slots would be wrong, so the fast pass refuses
+it. Inside model code (`tf.gradients` in `model_fn`), where a gradient is often
+made to be differentiated again, plain ops and true gradients stand instead.
+
+References:
+  Ioffe and Szegedy, "Batch Normalization", 2015,
+    https://arxiv.org/abs/1502.03167
+"""
+
+from typing import Any, List, NamedTuple, Optional, Sequence
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from towers import _tensorflow
+from towers import collectives
+from towers import context
+from towers import moments
+
+# Variance and epsilon add up to exactly 1, so that a fused call in inference
+# mode is an affine map. cuDNN takes no epsilon below 1e-5.
+_UNIT_EPSILON = 2.0**-12
+_UNIT_VARIANCE = 1.0 - _UNIT_EPSILON
+_EPSILON = "_towers_epsilon"
+
+
+class Normalised(NamedTuple):
+  """A normalised batch and the moments that normalised it.
+
+  Fields:
+    y: Tensor of the shape and type of `x`.
+    mean: Float32 tensor of shape `[C]`, without a gradient.
+    variance: Float32 tensor of shape `[C]`, unbiased, without a gradient.
+  """
+  y: tf.Tensor
+  mean: tf.Tensor
+  variance: tf.Tensor
+
+
+class _Merged(NamedTuple):
+  """What the towers get from the merge of their moments."""
+  slot_mean: tf.Tensor
+  slot_variance: tf.Tensor
+  mean: tf.Tensor
+  unbiased_variance: tf.Tensor
+
+
+class _Weights(NamedTuple):
+  """How the moments of `T` towers add up; arrays, or tensors of the same shape.
+
+  Fields:
+    shares: Share of each tower in the elements of the batch, `[T, 1]`.
+    within: Weight of each tower's unbiased variance, `[T, 1]`.
+    total: Number of elements per channel in the batch, `[]`.
+    bessel: `total / (total - 1)`, `[]`; 1 for a single element.
+    present: 1 for each tower that has rows, else 0, `[T, 1]`; None if all do.
+  """
+  shares: Any
+  within: Any
+  total: Any
+  bessel: Any
+  present: Any
+
+
+def normalise(x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, *,
+              epsilon: float, data_format: str, name: str) -> Normalised:
+  """Normalises `x` with the moments over the rows of all towers.
+
+  Args:
+    x: Tensor of shape `[B_t, H, W, C]` or `[B_t, C, H, W]`, float16, bfloat16
+      or float32.
+    scale: Float32 tensor of shape `[C]`, the same in each tower.
+    offset: Float32 tensor of shape `[C]`.
+    epsilon: Added to the variance.
+    data_format: "NHWC" or "NCHW".
+    name: Name of the layer, for the scope of the merge and for errors.
+  """
+  lockstep = context.lockstep()
+  channels = tf.dimension_value(scale.shape[0])
+  empty = _tensorflow.shared_constant(
+      x.device, context.current_tower().name_scope + "no_statistics",
+      lambda: tf.constant([], tf.float32))
+  with _gradient("FusedBatchNormV3", "TowersStatistics"):
+    own = tf.raw_ops.FusedBatchNormV3(
+        x=x, scale=scale, offset=offset, mean=empty, variance=empty,
+        epsilon=epsilon, data_format=data_format, is_training=True)
+  message = tf.stack([own.batch_mean, own.batch_variance])
+  size = x.shape.num_elements()
+  value = (message, scale, tf.size(x) if size is None else size)
+
+  def merged(values):
+    messages, scales, sizes = zip(*values)
+    weights = _weights(sizes, lockstep.rows, channels)
+    return _merge(tf.stack(messages), scales[0], weights, epsilon)
+
+  result = lockstep.merge("batch norm", name, merged, value,
+                          (x.dtype.name, f"{channels} channels"))
+  with _gradient("FusedBatchNormV3", "TowersNormalise"):
+    y = tf.raw_ops.FusedBatchNormV3(
+        x=x, scale=scale, offset=offset, mean=result.slot_mean,
+        variance=result.slot_variance, epsilon=epsilon,
+        data_format=data_format, is_training=False).y
+  return Normalised(y, result.mean, result.unbiased_variance)
+
+
+def _merge(packed: tf.Tensor, scale: tf.Tensor, weights: _Weights,
+           epsilon: float) -> _Merged:
+  """Combines the towers' moments, `packed` as `[T, 2, C]`."""
+  means, variances = tf.unstack(packed, axis=1)
+  mean = tf.reduce_sum(weights.shares * means, axis=0)
+  variance = tf.reduce_sum(
+      weights.within * variances +
+      weights.shares * tf.squared_difference(means, mean), axis=0)
+  others = [packed, tf.convert_to_tensor(weights.total, tf.float32), scale]
+  if weights.present is not None:
+    others.append(tf.convert_to_tensor(weights.present, tf.float32))
+  passed = collectives.boundary("TowersBatchMoments",
+                                [mean, variance, mean, variance], others)
+  _tensorflow.set_attribute(passed[0].op, _EPSILON, float(epsilon))
+  return _Merged(passed[2], passed[3], mean, variance * weights.bessel)
+
+
+def _weights(sizes: Sequence[Any], rows: Sequence[Any],
+             channels: int) -> _Weights:
+  """Returns how towers with `sizes` elements add up.
+
+  The fused kernels give the unbiased variance of a tower's `n` elements. Its
+  share in the biased variance of all `N` is `(n - 1) / N` of that.
+  """
+  if not any(isinstance(v, tf.Tensor) for v in list(sizes) + list(rows)):
+    present = np.asarray(rows, np.float32)[:, np.newaxis] > 0
+    counts = np.asarray(sizes, np.float64)[:, np.newaxis] / channels * present
+    total = counts.sum()
+    return _Weights(
+        (counts / total).astype(np.float32),
+        (np.maximum(counts - 1, 0) / total).astype(np.float32),
+        np.float32(total), np.float32(total / max(total - 1, 1)),
+        None if present.all() else present.astype(np.float32))
+  present = None
+  counts = tf.cast(tf.stack(sizes), tf.float32)[:, tf.newaxis] / channels
+  if not all(isinstance(r, float) and r for r in rows):
+    present = tf.cast(tf.stack(rows) > 0, tf.float32)[:, tf.newaxis]
+    counts *= present
+  total = tf.reduce_sum(counts)
+  return _Weights(counts / total, tf.maximum(counts - 1, 0) / total, total,
+                  total / tf.maximum(total - 1, 1), present)
+
+
+def _gradient(op_type: str, gradient: str):
+  """A context in which ops of `op_type` get the registered `gradient`."""
+  return tf.get_default_graph().gradient_override_map({op_type: gradient})
+
+
+# --- Gradients: in the towers, from the last op to the first ------------------
+
+
+@tf.RegisterGradient("TowersNormalise")
+def _normalise_gradient(op: tf.Operation, dy: tf.Tensor, *_) -> List[Any]:
+  """Hands the tower's sums to the slots of mean and variance."""
+  if context.building() is not None:
+    return _true_normalise_gradient(op, dy)
+  x, scale, _, mean, variance = op.inputs
+  to_channels_last = _to_channels_last(op)
+  with _gradient("FusedBatchNormGradV3", "TowersFirstDerivative"):
+    grads = tf.raw_ops.FusedBatchNormGradV3(
+        y_backprop=to_channels_last(dy), x=to_channels_last(x), scale=scale,
+        reserve_space_1=mean, reserve_space_2=variance,
+        reserve_space_3=op.outputs[5], epsilon=op.get_attr("epsilon"),
+        data_format="NHWC", is_training=False)
+  dx = grads.x_backprop
+  if op.get_attr("data_format") == b"NCHW":
+    dx = tf.transpose(dx, [0, 3, 1, 2])
+  return [
+      dx, grads.scale_backprop, grads.offset_backprop, grads.offset_backprop,
+      grads.scale_backprop
+  ]
+
+
+def _to_channels_last(op: tf.Operation):
+  """The gradient kernel in inference mode has no other layout."""
+  if op.get_attr("data_format") == b"NCHW":
+    return lambda x: tf.transpose(x, [0, 2, 3, 1])
+  return lambda x: x
+
+
+@tf.RegisterGradient("TowersBatchMoments")
+def _moments_gradient(op: tf.Operation, dmean: Optional[tf.Tensor],
+                      dvariance: Optional[tf.Tensor],
+                      sum_dy: Optional[tf.Tensor],
+                      sum_dy_x_hat: Optional[tf.Tensor], *_) -> List[Any]:
+  """Turns the towers' sums into the map that each applies to its rows."""
+  if context.building() is not None:
+    return _true_moments_gradient(op, [dmean, dvariance, sum_dy, sum_dy_x_hat])
+  mean, variance, _, _, packed, total, scale = op.inputs[:7]
+  slopes, shifts = [], []
+  if not _tensorflow.is_zeros(sum_dy):
+    inverse = tf.math.rsqrt(variance + op.get_attr(_EPSILON))
+    factor = -scale * inverse / total
+    slopes.append(factor * inverse * sum_dy_x_hat)
+    shifts.append(factor * sum_dy)
+  if not _tensorflow.is_zeros(dmean):
+    shifts.append(dmean / total)
+  if not _tensorflow.is_zeros(dvariance):
+    slopes.append(2.0 * dvariance / total)
+  slope = tf.add_n(slopes) if slopes else tf.zeros_like(mean)
+  shift = tf.add_n(shifts) if shifts else tf.zeros_like(mean)
+  # Each tower measures x from its own mean, which is close to its values.
+  means = packed[:, 0]
+  shifts = shift + slope * (means - mean)
+  maps = tf.stack([tf.broadcast_to(slope, tf.shape(shifts)), shifts], axis=1)
+  return _for_packed(op, maps)
+
+
+def _for_packed(op: tf.Operation, gradient: tf.Tensor) -> List[Any]:
+  """Returns `gradient` for the packed moments, none to towers without rows."""
+  if len(op.inputs) > 7:
+    gradient *= op.inputs[7][:, :, tf.newaxis]
+  return [None] * 4 + [gradient] + [None] * (len(op.inputs) - 5)
+
+
+@tf.RegisterGradient("TowersStatistics")
+def _statistics_gradient(op: tf.Operation, _, slope: Optional[tf.Tensor],
+                         shift: Optional[tf.Tensor], *__) -> List[Any]:
+  """Applies the map, `slope * (x - own mean) + shift`."""
+  if slope is None and shift is None:
+    return [None] * 5
+  x, own_mean = op.inputs[0], op.outputs[1]
+  if context.building() is not None:
+    dx = _true_statistics_gradient(op, slope, shift)
+    return [dx] + [None] * 4
+  channels = tf.dimension_value(own_mean.shape[0])
+  unit = _tensorflow.shared_constant(
+      op.device, f"unit_variance_{channels}",
+      lambda: tf.constant(_UNIT_VARIANCE, tf.float32, [channels]))
+  with _gradient("FusedBatchNormV3", "TowersFirstDerivative"):
+    dx = tf.raw_ops.FusedBatchNormV3(
+        x=x, scale=slope, offset=shift, mean=own_mean, variance=unit,
+        epsilon=_UNIT_EPSILON, data_format=op.get_attr("data_format"),
+        is_training=False).y
+  return [dx] + [None] * 4
+
+
+@tf.RegisterGradient("TowersFirstDerivative")
+def _no_second_derivative(op: tf.Operation, *_) -> List[Any]:
+  raise ValueError(
+      "`tf.gradients` must not differentiate a gradient through batch norm "
+      f"that was taken outside `model_fn`, got `{op.name}`: the first pass "
+      "keeps no true gradients. Take the first gradient inside `model_fn`, or "
+      "put the layer under `towers.no_sync()`.")
+
+
+# --- The same inside model code, by plain ops that differentiate again --------
+
+
+def _true_normalise_gradient(op: tf.Operation, dy: tf.Tensor) -> List[Any]:
+  x, scale, _, slot_mean, _ = op.inputs
+  merged = _boundary_of(slot_mean)
+  mean, variance = merged.outputs[:2]  # Those with true gradients.
+  axes, by_channel = _layout(op)
+  inverse = tf.math.rsqrt(variance + op.get_attr("epsilon"))
+  dy = tf.cast(dy, tf.float32)
+  centred = tf.cast(x, tf.float32) - by_channel(mean)
+  x_hat = centred * by_channel(inverse)
+  sum_dy = tf.reduce_sum(dy, axes)
+  sum_dy_x_hat = tf.reduce_sum(dy * x_hat, axes)
+  return [
+      tf.cast(dy * by_channel(scale * inverse), x.dtype), sum_dy_x_hat, sum_dy,
+      -scale * inverse * sum_dy, -0.5 * scale * inverse**2 * sum_dy_x_hat
+  ]
+
+
+def _true_moments_gradient(op: tf.Operation, grads: List[Any]) -> List[Any]:
+  """Adds up the true gradients of the moments; makes the map of them."""
+  mean, packed, total = op.outputs[0], op.inputs[4], op.inputs[5]
+  dmean, dvariance = grads[0] + grads[2], grads[1] + grads[3]
+  dmean, dvariance = collectives.sum_over_towers(
+      "tf.gradients of batch norm", "gradient", [dmean, dvariance])
+  slope, shift = 2.0 * dvariance / total, dmean / total
+  tower = context.current_tower().index
+  own_mean = tf.stop_gradient(packed[tower, 0])
+  own = tf.stack([slope, shift + slope * (own_mean - mean)])
+  # Of the other towers' rows, the other towers take care.
+  count = tf.dimension_value(packed.shape[0])
+  maps = [own if k == tower else tf.zeros_like(own) for k in range(count)]
+  return _for_packed(op, tf.stack(maps))
+
+
+def _true_statistics_gradient(op: tf.Operation, slope: tf.Tensor,
+                              shift: tf.Tensor) -> tf.Tensor:
+  _, by_channel = _layout(op)
+  x = op.inputs[0]
+  # The tower's own mean cancels between this map and its shift.
+  own_mean = tf.stop_gradient(op.outputs[1])
+  centred = tf.cast(x, tf.float32) - by_channel(own_mean)
+  return tf.cast(centred * by_channel(slope) + by_channel(shift), x.dtype)
+
+
+def _layout(op: tf.Operation):
+  """Returns the reduced axes, and a function that lines up a `[C]` vector."""
+  if op.get_attr("data_format") == b"NCHW":
+    return [0, 2, 3], lambda v: v[:, tf.newaxis, tf.newaxis]
+  return [0, 1, 2], lambda v: v
+
+
+def _boundary_of(slot: tf.Tensor) -> tf.Operation:
+  """Returns the merge that `slot` comes from, maybe through a conditional."""
+  op = slot.op
+  while op.type in ("Switch", "Identity", "Merge"):
+    op = op.inputs[0].op
+  return op

@@ -1,0 +1,316 @@
+"""Towers built side by side, one at a time, that can meet in between.
+
+Each tower's model function runs in a thread of its own, so that it can stop in
+the middle. Only one thread ever runs. It runs until its tower asks to meet the
+others (`Lockstep.merge`) or ends; then comes the next tower's turn, from tower
+0 up. When all towers wait at the same meeting, the builder's thread computes
+its result once, and the towers go on from there in turn. So tower 0 has always
+done whatever another tower comes to do.
+
+Between turns, the parts of the graph's state that TensorFlow keeps neither by
+thread nor by tower are exchanged (`_tensorflow.SwitchedState`).
+"""
+
+import contextvars
+import threading
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence
+
+import tensorflow.compat.v1 as tf
+
+from towers import _tensorflow
+from towers import context
+from towers import tower as tower_lib
+
+
+class _Abandoned(BaseException):
+  """Ends the thread of a tower whose build failed elsewhere.
+
+  No `Exception`, so that a model's own `except Exception` lets it pass.
+  """
+
+
+class Meeting(NamedTuple):
+  """What a tower asks of the others when it stops.
+
+  Fields:
+    kind: What the model called, such as "towers.batch_norm".
+    name: Name of the layer or scope, the same in each tower.
+    function: Takes the list of all towers' values, returns the result.
+    value: The tower's own value, anything.
+    signature: Must be equal in all towers; says what `value` looks like.
+    branches: The v1 conditionals that the tower stands in, outside first.
+  """
+  kind: str
+  name: str
+  function: Callable[[List[Any]], Any]
+  value: Any
+  signature: Any
+  branches: Sequence[_tensorflow.Branch]
+
+  def __str__(self) -> str:
+    return f"{self.kind} `{self.name}`" if self.name else self.kind
+
+
+class _Seat:
+  """One tower's thread, and what it waits for."""
+
+  def __init__(self, state: _tensorflow.SwitchedState):
+    self.state = state
+    self.go_on = threading.Semaphore(0)
+    self.stopped = threading.Semaphore(0)
+    self.thread: Optional[threading.Thread] = None
+    self.meeting: Optional[Meeting] = None
+    self.outcome: Any = None
+    self.failure: Optional[BaseException] = None
+    self.result: Any = None
+    self.ended = False
+    self.shared_so_far = 0
+
+
+class Lockstep:
+  """The turns of the towers of one build.
+
+  Attributes:
+    graph: The graph that the towers are built in.
+    towers: The towers.
+    rows: How many rows of the batch each tower has, as numbers or scalar
+      float32 tensors; 0 for a tower that borrowed a row.
+    name_scope: The scope of the ops that meetings add, with a trailing slash.
+    device: The device of these ops.
+  """
+
+  def __init__(self, graph: tf.Graph, towers: Sequence[tower_lib.Tower], *,
+               rows: Sequence[Any], name_scope: str, device: str):
+    self.graph = graph
+    self.towers = towers
+    self.rows = rows
+    self.name_scope = name_scope
+    self.device = device
+    self._seats = [
+        _Seat(_tensorflow.fork_state(graph, tower.index)) for tower in towers
+    ]
+    self._running: Optional[_Seat] = None
+    self._abandoned = False
+    self._shared: List[Any] = []
+
+  # --- For the builder's thread ---
+
+  def run(self, build_tower: Callable[[tower_lib.Tower], Any]) -> List[Any]:
+    """Calls `build_tower` for each tower; returns what each call returned.
+
+    Raises:
+      ValueError: If the towers do not come to the same meetings.
+      BaseException: What the first tower to fail raised, as it was raised.
+    """
+    for tower, seat in zip(self.towers, self._seats):
+      seat.thread = threading.Thread(
+          target=contextvars.copy_context().run,
+          args=(self._body, seat, tower, build_tower),
+          name=tower.name_scope.rstrip("/"),
+          daemon=True)
+      seat.thread.start()
+    try:
+      while True:
+        for seat in self._seats:
+          self._turn(seat)
+          if seat.failure is not None:
+            raise seat.failure
+        if all(seat.ended for seat in self._seats):
+          return [seat.result for seat in self._seats]
+        self._meet()
+    finally:
+      self._end_threads()
+
+  def share_with_all(self, key: Any, item: Any) -> None:
+    """Adds `item`, which tower 0 has in collection `key`, for the others."""
+    for seat in self._seats[1:]:
+      seat.state.collections.setdefault(key, []).append(item)
+
+  def collections_of(self, tower: tower_lib.Tower) -> Any:
+    """Returns the collections as they look to `tower`, after its turn."""
+    return self._seats[tower.index].state.collections
+
+  def _turn(self, seat: _Seat) -> None:
+    """Lets one tower run until it stops."""
+    builder_state = _tensorflow.exchange_state(self.graph, seat.state)
+    self._running = seat
+    seat.go_on.release()
+    seat.stopped.acquire()
+    self._running = None
+    seat.state = _tensorflow.exchange_state(self.graph, builder_state)
+    if seat is self._seats[0]:
+      # Seeds that a meeting draws come next in the sequence of one device.
+      _tensorflow.set_seeds_drawn(self.graph, seat.state.seeds_drawn)
+
+  def _meet(self) -> None:
+    """Computes the result of the meeting that all towers wait for."""
+    self._check_meeting()
+    meeting = self._seats[0].meeting
+    try:
+      with tf.device(self.device), tf.name_scope(self.name_scope):
+        with tf.name_scope(meeting.name or "merge"):
+          outcome = meeting.function([s.meeting.value for s in self._seats])
+    except Exception as error:  # pylint: disable=broad-except
+      # Raised in the tower, so that the traceback shows the model's line.
+      outcome = error
+    for seat in self._seats:
+      seat.meeting, seat.outcome = None, outcome
+    first = self._seats[0]
+    first.state = first.state._replace(
+        seeds_drawn=_tensorflow.seeds_drawn(self.graph))
+
+  def _check_meeting(self) -> None:
+    first = self._seats[0]
+    for tower, seat in zip(self.towers, self._seats):
+      if first.ended != seat.ended:
+        waiting = (0, first) if seat.ended else (tower.index, seat)
+        ended = tower.index if seat.ended else 0
+        raise ValueError(
+            f"`model_fn` must meet in the same layers in each tower: tower "
+            f"{ended} has ended, while tower {waiting[0]} waits in "
+            f"{waiting[1].meeting}. Make the model take the same path in each "
+            "tower.")
+      one, other = first.meeting, seat.meeting
+      if (one.kind, one.name) != (other.kind, other.name):
+        raise ValueError(
+            f"`model_fn` must meet in the same layers in each tower: tower 0 "
+            f"waits in {one}, tower {tower.index} in {other}. Make the model "
+            "take the same path in each tower.")
+      if one.signature != other.signature:
+        raise ValueError(
+            f"{one} must meet with values alike in each tower: expected "
+            f"{one.signature} as in tower 0, got {other.signature} in tower "
+            f"{tower.index}.")
+      if not _same_branches(one.branches, other.branches):
+        raise ValueError(
+            f"{one} must stand in the same branch of the same `tf.cond` in "
+            f"each tower: expected {_describe(one.branches)} as in tower 0, "
+            f"got {_describe(other.branches)} in tower {tower.index}. Compute "
+            "the predicate outside `model_fn`, so that all towers share it.")
+
+  def _end_threads(self) -> None:
+    """Ends all threads, whatever they wait for."""
+    self._abandoned = True
+    if self._running is not None:  # Interrupted while a tower was running.
+      self._running.stopped.acquire()
+      self._running = None
+    for seat in self._seats:
+      if not seat.ended:
+        self._turn(seat)
+    for seat in self._seats:
+      seat.thread.join()
+
+  # --- For the towers' threads ---
+
+  def _body(self, seat: _Seat, tower: tower_lib.Tower,
+            build_tower: Callable[[tower_lib.Tower], Any]) -> None:
+    seat.go_on.acquire()
+    try:
+      if not self._abandoned:
+        seat.result = build_tower(tower)
+    except _Abandoned:
+      pass
+    except BaseException as error:  # pylint: disable=broad-except
+      seat.failure = error
+    finally:
+      seat.ended = True
+      seat.stopped.release()
+
+  def merge(self, kind: str, name: str, function: Callable[[List[Any]], Any],
+            value: Any, signature: Any) -> Any:
+    """Meets the other towers; returns `function` of the list of all values.
+
+    Args:
+      kind: What the model called, for errors.
+      name: Name of the layer, the same in each tower.
+      function: Called once, in the builder's thread.
+      value: This tower's value.
+      signature: What must be equal in all towers.
+
+    Raises:
+      ValueError: If the tower stands in a loop or a function body, where towers
+        cannot meet; or what `function` raised.
+    """
+    tower = context.current_tower()
+    seat = self._seats[tower.index]
+    branches = self._check_place(f"{kind} `{name}`" if name else kind, tower)
+    if self._abandoned:
+      raise _Abandoned()
+    seat.meeting = Meeting(kind, name, function, value, signature, branches)
+    seat.stopped.release()
+    seat.go_on.acquire()
+    if self._abandoned:
+      raise _Abandoned()
+    outcome, seat.outcome = seat.outcome, None
+    if isinstance(outcome, Exception):
+      raise outcome
+    return outcome
+
+  def once(self, function: Callable[[], Any]) -> Any:
+    """Returns `function()` as tower 0 computed it, without stopping.
+
+    The k-th call in each tower gets the result of tower 0's k-th call.
+    """
+    seat = self._seats[context.current_tower().index]
+    position = seat.shared_so_far
+    seat.shared_so_far += 1
+    if seat is self._seats[0]:
+      self._shared.append(function())
+    return self._shared[position]
+
+  def _check_place(self, what: str,
+                   tower: tower_lib.Tower) -> Sequence[_tensorflow.Branch]:
+    """Returns the conditionals around; refuses where towers cannot meet."""
+    if tf.get_default_graph() is not self.graph:
+      raise ValueError(
+          f"{what} (tower {tower.index}) must not stand inside a function or a "
+          "branch of v2 control flow, where towers cannot meet. Call "
+          "`tf.disable_control_flow_v2()` before the model is built, or move "
+          "the layer out.")
+    branches, loops = _tensorflow.enclosing_control_flow(self.graph)
+    if loops:
+      raise ValueError(
+          f"{what} (tower {tower.index}) must not stand inside a while loop, "
+          f"got `{loops[0]}`: towers go through their loops each on its own "
+          "and cannot meet there. Move the layer out of the loop.")
+    return branches
+
+
+def _describe(branches: Sequence[_tensorflow.Branch]) -> str:
+  if not branches:
+    return "no `tf.cond`"
+  return " in ".join(
+      f"the {bool(branch.taken_when)} branch of `{branch.predicate.name}`"
+      for branch in reversed(branches))
+
+
+def _same_branches(one: Sequence[_tensorflow.Branch],
+                   other: Sequence[_tensorflow.Branch]) -> bool:
+  return len(one) == len(other) and all(
+      a.taken_when == b.taken_when and same_value(a.predicate, b.predicate)
+      for a, b in zip(one, other))
+
+
+def same_value(one: tf.Tensor, other: tf.Tensor) -> bool:
+  """Says whether two tensors are computed alike, from the same tensors.
+
+  Then they are equal in every run, although each tower has its own ops for it.
+  Ops with a state (random numbers, reads of variables) are taken to differ.
+  """
+  if one is other:
+    return True
+  a, b = one.op, other.op
+  if (a.type != b.type or one.value_index != other.value_index or
+      a.op_def.is_stateful or len(a.inputs) != len(b.inputs) or
+      (not len(a.inputs) and a.type != "Const") or
+      _attributes(a) != _attributes(b)):
+    return False
+  return all(same_value(x, y) for x, y in zip(a.inputs, b.inputs))
+
+
+def _attributes(op: tf.Operation):
+  return {
+      name: value.SerializeToString()
+      for name, value in op.node_def.attr.items()
+      if not name.startswith("_")
+  }

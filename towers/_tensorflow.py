@@ -15,6 +15,7 @@ from typing import Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
+from tensorflow.python.framework import op_callbacks
 from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import control_flow_state
 from tensorflow.python.ops import control_flow_util
@@ -24,11 +25,16 @@ from tensorflow.python.ops import summary_op_util
 from tensorflow.python.ops import variable_scope
 from tensorflow.python.ops import variables
 
+from towers import _keras
+
 # pylint: disable=protected-access
 
 # Seeds that TensorFlow derives by counting are this far apart between towers,
 # more than any one tower draws.
 _SEEDS_PER_TOWER = 1 << 20
+
+_FUSED_BATCH_NORMS = frozenset(
+    ["FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"])
 
 # The stacks that `Graph.switch_to_thread_local` makes a thread's own.
 _THREAD_STACKS = ("_device_function_stack", "_colocation_stack",
@@ -51,6 +57,7 @@ class SwitchedState(NamedTuple):
   attribute_scopes: Dict[str, Any]
   gradient_overrides: Dict[str, str]
   kernel_labels: Dict[str, str]
+  layer_counts: _keras.Counts
 
 
 def ensure_variable_stores() -> None:
@@ -72,15 +79,18 @@ def fork_state(graph: tf.Graph, tower_index: int) -> SwitchedState:
   and variables get the same initial values for every number of towers.
   """
   collections = graph._collections
+  layer_counts = _keras.counts_by_graph(graph)
   if tower_index > 0:
     collections = {key: list(items) for key, items in collections.items()}
+    layer_counts = _keras.copy_of(layer_counts)
   return SwitchedState(
       collections=collections,
       control_flow_context=None,
       seeds_drawn=seeds_drawn(graph) + tower_index * _SEEDS_PER_TOWER,
       attribute_scopes=dict(graph._attr_scope_map),
       gradient_overrides=dict(graph._gradient_override_map),
-      kernel_labels=dict(graph._op_to_kernel_label_map))
+      kernel_labels=dict(graph._op_to_kernel_label_map),
+      layer_counts=layer_counts)
 
 
 def exchange_state(graph: tf.Graph, state: SwitchedState) -> SwitchedState:
@@ -91,13 +101,15 @@ def exchange_state(graph: tf.Graph, state: SwitchedState) -> SwitchedState:
       seeds_drawn=seeds_drawn(graph),
       attribute_scopes=graph._attr_scope_map,
       gradient_overrides=graph._gradient_override_map,
-      kernel_labels=graph._op_to_kernel_label_map)
+      kernel_labels=graph._op_to_kernel_label_map,
+      layer_counts=_keras.counts_by_graph(graph))
   graph._collections = state.collections
   graph._set_control_flow_context(state.control_flow_context)
   set_seeds_drawn(graph, state.seeds_drawn)
   graph._attr_scope_map = state.attribute_scopes
   graph._gradient_override_map = state.gradient_overrides
   graph._op_to_kernel_label_map = state.kernel_labels
+  _keras.set_counts_by_graph(graph, state.layer_counts)
   return previous
 
 
@@ -166,6 +178,7 @@ class CallerScopes:
     self._variable_creators = list(graph._variable_creator_stack)
     store = variable_scope.get_variable_scope_store()
     self._variable_scope = store.current_scope
+    self._layer_counts = _keras.counts_by_thread()
     self._scope_counts = dict(store.variable_scopes_count)
 
   @contextlib.contextmanager
@@ -196,17 +209,20 @@ class CallerScopes:
     # A copy, so that `reuse_variables()` in a model stays in its tower.
     store.current_scope = copy.copy(self._variable_scope)
     store.variable_scopes_count = dict(self._scope_counts)
+    _keras.set_counts_by_thread(self._layer_counts)
     yield
 
-  def scope_counts(self) -> Dict[str, int]:
-    """Returns how often each variable scope was opened, in this thread."""
+  def counts(self) -> Tuple[Any, Any]:
+    """Returns how often names of scopes and layers were given, in this thread.
+    """
     store = variable_scope.get_variable_scope_store()
-    return dict(store.variable_scopes_count)
+    return dict(store.variable_scopes_count), _keras.counts_by_thread()
 
-  def adopt_scope_counts(self, counts: Dict[str, int]) -> None:
-    """Goes on, in the caller's thread, where tower 0's scope counts ended."""
+  def adopt_counts(self, counts: Tuple[Any, Any]) -> None:
+    """Goes on, in the caller's thread, where another's counts ended."""
     store = variable_scope.get_variable_scope_store()
-    store.variable_scopes_count = dict(counts)
+    store.variable_scopes_count = dict(counts[0])
+    _keras.set_counts_by_thread(counts[1])
 
 
 @contextlib.contextmanager
@@ -350,6 +366,20 @@ def _unwind(control_flow_context):
   return branches[::-1], loops[::-1]
 
 
+def starts_of(op: tf.Operation) -> List[tf.Operation]:
+  """Returns the ops that must wait in order that `op` waits.
+
+  Nothing inside a loop can wait for what is outside, so the whole loop waits.
+  """
+  starts = [op]
+  context = op._get_control_flow_context()
+  while context is not None:
+    if context.IsWhileContext():
+      starts = [tensor.op for tensor in context.loop_enters]
+    context = context.outer_context
+  return starts
+
+
 def lift_out_of_conditionals(op: tf.Operation) -> tf.Operation:
   """Returns an op outside all conditionals that runs after `op`, if it runs.
 
@@ -381,6 +411,58 @@ def add_control_inputs(op: tf.Operation, inputs: List[tf.Operation]) -> None:
   op._add_control_inputs(inputs)
 
 
+# --- Ops, as they are created -------------------------------------------------
+
+
+@contextlib.contextmanager
+def op_callback(
+    function: Callable[[tf.Operation], Optional[Sequence[tf.Tensor]]]
+) -> Iterator[None]:
+  """Calls `function` with each op that the current thread creates.
+
+  Ops that `function` creates itself are not passed to it.
+
+  Args:
+    function: Returns None, or the tensors that whoever asked for the op gets in
+      place of its outputs.
+  """
+
+  def callback(op_type, inputs, attributes, outputs, op_name=None, graph=None):
+    del op_type, inputs, attributes  # As the op has them.
+    if graph is None:
+      return None
+    op = outputs[0].op if outputs else graph.get_operation_by_name(op_name)
+    return function(op)
+
+  op_callbacks.add_op_callback(callback)
+  try:
+    yield
+  finally:
+    op_callbacks.remove_op_callback(callback)
+
+
+def replace_inputs(op: tf.Operation, inputs: Dict[int, tf.Tensor]) -> None:
+  """Feeds an op that exists from other tensors, of the same types.
+
+  They pass through an op of unknown shape, since TensorFlow takes none in place
+  of an input of another shape. If `op` stands in a conditional, that brings them
+  into it, too.
+  """
+  for index, tensor in inputs.items():
+    op._update_input(index, tf.placeholder_with_default(tensor, None))
+
+
+def set_bool_attribute(op: tf.Operation, name: str, value: bool) -> None:
+  """Changes an attribute of an op that exists."""
+  op._set_attr(name, attr_value_pb2.AttrValue(b=value))
+
+
+def set_gradient(op: tf.Operation, gradient: str) -> None:
+  """Gives an op that exists the registered `gradient`."""
+  op._set_attr("_gradient_op_type",
+               attr_value_pb2.AttrValue(s=gradient.encode()))
+
+
 # --- Gradients ----------------------------------------------------------------
 
 
@@ -396,13 +478,12 @@ def gradients_intercepted(
   """Routes `tf.gradients` and all that is built on it through `function`.
 
   Args:
-    function: Called with the original function, `ys`, `xs`, `grad_ys` and the
-      other arguments by keyword.
+    function: Called with the original function and its arguments.
   """
   original = gradients_util._GradientsHelper
 
-  def routed(ys, xs, grad_ys=None, *args, **kwargs):
-    return function(original, ys, xs, grad_ys, *args, **kwargs)
+  def routed(*args, **kwargs):
+    return function(original, *args, **kwargs)
 
   gradients_util._GradientsHelper = routed
   try:
@@ -423,7 +504,9 @@ def no_zeros_for_batch_norm() -> Iterator[None]:
   original = control_flow_state.ZerosLike
 
   def zeros_like(op, index):
-    if op.type.startswith("FusedBatchNorm") or _is_ours(op):
+    # Not the first output, nor those of the gradient: their gradients do look.
+    unread = op.type in _FUSED_BATCH_NORMS and index > 0
+    if unread or _is_ours(op):
       return None
     return original(op, index)
 

@@ -79,7 +79,7 @@ def batch_norm(x: Any,
   _check_range("momentum", momentum, 0.0, 1.0)
   _check_range("epsilon", epsilon, 0.0, float("inf"))
   static_training, training = _checked_training(training)
-  with tf.variable_scope(name, "batch_normalization", [x]):
+  with context.not_watched(), tf.variable_scope(name, "batch_normalization", [x]):
     layer = _Layer(x, axis, momentum, epsilon, center, scale)
     if static_training is None:
       return layer.either(training)
@@ -176,6 +176,9 @@ class _Layer:
   def _by_batch(self) -> _Statistics:
     lockstep = context.lockstep()
     shared = lockstep is not None and context.sync_batch_norm()
+    if shared:
+      context.conversion().note(self._name, "towers.batch_norm",
+                                self._other_axes())
     if not self._has_kernel():
       counted = moments.over_towers(self._x, self._other_axes(), self._name)
       count = tf.cast(counted.count, self._dtype)
@@ -185,14 +188,19 @@ class _Layer:
           unbiased)
     else:
       x, data_format = self._as_image()
+      scale, offset = self._scale(), self._offset()
       if shared:
-        result = fused.normalise(
-            x, self._scale(), self._offset(), epsilon=self._epsilon,
-            data_format=data_format, name=self._name)
+        merged = fused.merged_statistics(
+            x, scale, offset, epsilon=self._epsilon, data_format=data_format,
+            name=self._name)
+        y = fused.normalise(
+            x, scale, offset, merged, epsilon=self._epsilon,
+            data_format=data_format)
+        result = y, merged.mean, merged.unbiased_variance
       else:
         result = tf.nn.fused_batch_norm(
-            x, self._scale(), self._offset(), epsilon=self._epsilon,
-            data_format=data_format, is_training=True)
+            x, scale, offset, epsilon=self._epsilon, data_format=data_format,
+            is_training=True)
       result = _Statistics(self._from_image(result[0]), *result[1:])
     if lockstep is not None and not shared:
       return self._mean_statistics(result)

@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import _tensorflow
 from towers import context
+from towers import conversion as conversion_lib
 from towers import devices as devices_lib
 from towers import graph as graph_lib
 from towers import inputs as inputs_lib
@@ -105,34 +106,38 @@ def build_towers(model_fn: Callable[..., Any],
     lockstep = None
     if len(towers) > 1:
       lockstep = lockstep_lib.Lockstep(
-          graph, towers, rows=rows, device=parameters,
-          name_scope=f"{scope}cross_{name}/")
+          graph, towers, rows=rows,
+          inputs=[inputs_lib.ops_of(shard) for shard in shards],
+          device=parameters, name_scope=f"{scope}cross_{name}/")
     shared = variables_lib.SharedVariables(graph, towers, parameters, lockstep)
+    conversion = conversion_lib.Conversion(len(towers))
 
     def build(tower):
       tower.weight = rows[tower.index]
-      with _entered(tower, lockstep, shared, sync_batch_norm):
+      with _entered(tower, lockstep, conversion, shared, sync_batch_norm):
         returned = _call(model_fn, inputs, shards[tower.index].value)
         outputs_lib.take(tower, returned)
 
     with shared.installed(), _summary_tags(graph):
       _build_all(graph, towers, lockstep, build)
       shared.check_same_in_all_towers()
+    made = set(graph.get_operations()[first_op:])
     for tower in towers:
       tower.set_collections(_added(graph, tower, lockstep, saved))
-      tower.update_ops = tuple(tower.collection(tf.GraphKeys.UPDATE_OPS))
+      tower.update_ops = updates.of_tower(
+          tower, conversion.assignments[tower.index], made)
     with tf.name_scope(f"{scope}cross_{name}/"), tf.device(parameters):
       loss, outputs = outputs_lib.together(towers, rows)
-      chosen = updates.chosen(towers, update_ops)
-      updates.gate(graph.get_operations()[first_op:], inputs_lib.gate(shards),
-                   chosen)
+      chosen = updates.chosen(towers, update_ops, conversion.duplicates, made)
+      ready = updates.gate(made, inputs_lib.gate(shards), chosen)
   except BaseException:
     _tensorflow.restore_collections(graph, saved)
     raise
   return graph_lib.TowerGraph(
       towers=towers, loss=loss, outputs=outputs, update_ops=chosen,
-      variables=shared.used(), views=shared.views,
-      parameter_device=parameters, graph=graph)
+      synced_layers=conversion.layers, variables=shared.used(),
+      views=shared.views, parameter_device=parameters, inputs_ready=ready,
+      graph=graph)
 
 
 def _checked_graph(model_fn: Any, name: Any) -> tf.Graph:
@@ -188,12 +193,14 @@ def _scopes(graph: tf.Graph, name: str, count: int) -> Tuple[str, str]:
 
 @contextlib.contextmanager
 def _entered(tower: tower_lib.Tower, lockstep: Optional[lockstep_lib.Lockstep],
+             conversion: conversion_lib.Conversion,
              shared: variables_lib.SharedVariables,
              sync_batch_norm: bool) -> Iterator[None]:
   """Enters all that model code of `tower` stands in."""
-  with context.entered(tower, lockstep, sync_batch_norm):
+  with context.entered(tower, lockstep_of_tower=lockstep,
+                       conversion_of_tower=conversion, sync=sync_batch_norm):
     with tf.device(tower.device), tf.name_scope(tower.name_scope):
-      with shared.creator_scope():
+      with shared.creator_scope(), conversion.installed():
         yield
 
 
@@ -214,17 +221,17 @@ def _build_all(graph: tf.Graph, towers: Sequence[tower_lib.Tower],
       build(towers[0])
     return
   scopes = _tensorflow.CallerScopes(graph)
-  counts = {}
+  counts = []
 
   def build_in_thread(tower):
     with graph.as_default(), scopes.entered():
       build(tower)
       if tower.index == 0:
-        counts.update(scopes.scope_counts())
+        counts.append(scopes.counts())
 
   with scopes.thread_local_stacks(), model_gradients.installed():
     lockstep.run(build_in_thread)
-  scopes.adopt_scope_counts(counts)
+  scopes.adopt_counts(counts[0])
 
 
 def _added(graph: tf.Graph, tower: tower_lib.Tower,

@@ -108,6 +108,17 @@ def all_gather(x: Any) -> tf.Tensor:
               lambda values: concat_rows(values, lockstep.rows), x)
 
 
+def mean_over_rows(x: tf.Tensor, name: str) -> tf.Tensor:
+  """Returns the mean of `x` over the towers, weighted by their rows."""
+  lockstep = context.lockstep()
+
+  def mean(values):
+    shares = shares_of(lockstep.rows, x.dtype)
+    return tf.add_n([v * share for v, share in zip(values, shares)])
+
+  return meet("moving statistics", name, mean, x, exact_name=False)
+
+
 def concat_rows(values: Sequence[tf.Tensor], rows: Sequence[Any]) -> tf.Tensor:
   """Concatenates the towers' rows, without those that were only borrowed."""
   kept = []
@@ -128,8 +139,11 @@ def shares_of(weights: Sequence[Any], dtype: tf.DType) -> List[Any]:
   if all(isinstance(weight, float) for weight in weights):
     total = sum(weights)
     return [weight / total if total else 0.0 for weight in weights]
-  stacked = tf.stack([tf.cast(weight, dtype) for weight in weights])
-  return tf.unstack(tf.math.divide_no_nan(stacked, tf.reduce_sum(stacked)))
+  # A type of 16 bits holds no large count.
+  wide = tf.float64 if dtype in (tf.float64, tf.complex128) else tf.float32
+  stacked = tf.stack([tf.cast(weight, wide) for weight in weights])
+  shares = tf.math.divide_no_nan(stacked, tf.reduce_sum(stacked))
+  return tf.unstack(tf.cast(shares, dtype))
 
 
 def _if_any_rows(value: tf.Tensor, row_count: Any) -> tf.Tensor:
@@ -145,9 +159,17 @@ def _scope_in_tower() -> str:
   return context.current_tower().plain_name(scope).strip("/")
 
 
-def meet(kind: str, name: str, fn: Callable[[List[Any]], Any],
-         value: Any) -> Any:
-  """`merge` under the name that the model called it by."""
+def meet(kind: str, name: str, fn: Callable[[List[Any]], Any], value: Any,
+         exact_name: bool = True) -> Any:
+  """`merge` under the name that the model called it by.
+
+  Args:
+    kind: What the model called.
+    name: Name of the layer or scope.
+    fn: See `merge`.
+    value: See `merge`.
+    exact_name: See `lockstep.Lockstep.merge`.
+  """
   lockstep = context.lockstep()
   if lockstep is None:
     return fn([value])
@@ -158,7 +180,7 @@ def meet(kind: str, name: str, fn: Callable[[List[Any]], Any],
     result = fn([tf.nest.pack_sequence_as(value, v) for v in flat_values])
     return _differentiable(result, flat_values)
 
-  return lockstep.merge(kind, name, merged, flat, types)
+  return lockstep.merge(kind, name, merged, flat, types, exact_name)
 
 
 # --- The gradient of a merge --------------------------------------------------

@@ -14,7 +14,9 @@ class _Local(threading.local):
     super().__init__()
     self.tower: Optional[tower_lib.Tower] = None
     self.lockstep: Any = None
+    self.conversion: Any = None
     self.sync_batch_norm = True
+    self.unwatched = False
 
 
 _local = _Local()
@@ -44,18 +46,44 @@ def lockstep() -> Any:
   return _local.lockstep
 
 
+def conversion() -> Any:
+  """Returns what keeps account of the layers in which towers meet."""
+  return _local.conversion
+
+
 def sync_batch_norm() -> bool:
   """Says whether batch norm shares its statistics between towers here."""
   return _local.sync_batch_norm
 
 
+def unwatched() -> bool:
+  """Says whether ops are made that no conversion must look at."""
+  return _local.unwatched
+
+
 @contextlib.contextmanager
-def entered(tower: Optional[tower_lib.Tower], lockstep_of_tower: Any,
-            sync: bool) -> Iterator[None]:
+def not_watched() -> Iterator[None]:
+  """A context for ops that no conversion must look at.
+
+  A layer of `towers` meets by itself; and the assignment of an initial value is
+  no update.
+  """
+  saved = _local.unwatched
+  _local.unwatched = True
+  try:
+    yield
+  finally:
+    _local.unwatched = saved
+
+
+@contextlib.contextmanager
+def entered(tower: Optional[tower_lib.Tower], *, lockstep_of_tower: Any,
+            conversion_of_tower: Any, sync: bool) -> Iterator[None]:
   """Makes `tower` the one that the calling thread builds."""
   saved = dict(_local.__dict__)
   _local.tower = tower
   _local.lockstep = lockstep_of_tower
+  _local.conversion = conversion_of_tower
   _local.sync_batch_norm = sync
   try:
     yield

@@ -37,34 +37,33 @@ import tensorflow.compat.v1 as tf
 from towers import _tensorflow
 from towers import collectives
 from towers import context
-from towers import moments
+from towers import lockstep as lockstep_lib
 
 # Variance and epsilon add up to exactly 1, so that a fused call in inference
 # mode is an affine map. cuDNN takes no epsilon below 1e-5.
 _UNIT_EPSILON = 2.0**-12
 _UNIT_VARIANCE = 1.0 - _UNIT_EPSILON
 _EPSILON = "_towers_epsilon"
+_SUMS_ARE_SCALED = "_towers_sums_are_scaled"
 
 
-class Normalised(NamedTuple):
-  """A normalised batch and the moments that normalised it.
+class Merged(NamedTuple):
+  """The moments of the whole batch, as the towers get them.
 
   Fields:
-    y: Tensor of the shape and type of `x`.
+    slot_mean: Float32 tensor of shape `[C]`, for a normalising op of this module
+      alone.
+    slot_variance: The same for the (biased) variance.
     mean: Float32 tensor of shape `[C]`, without a gradient.
-    variance: Float32 tensor of shape `[C]`, unbiased, without a gradient.
+    unbiased_variance: Float32 tensor of shape `[C]`, without a gradient.
+    sums_are_scaled: Whether the normalising ops multiply their sums by their
+      scale, since it may not be the same in all towers.
   """
-  y: tf.Tensor
-  mean: tf.Tensor
-  variance: tf.Tensor
-
-
-class _Merged(NamedTuple):
-  """What the towers get from the merge of their moments."""
   slot_mean: tf.Tensor
   slot_variance: tf.Tensor
   mean: tf.Tensor
   unbiased_variance: tf.Tensor
+  sums_are_scaled: bool
 
 
 class _Weights(NamedTuple):
@@ -84,62 +83,93 @@ class _Weights(NamedTuple):
   present: Any
 
 
-def normalise(x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, *,
-              epsilon: float, data_format: str, name: str) -> Normalised:
-  """Normalises `x` with the moments over the rows of all towers.
+def merged_statistics(x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, *,
+                      epsilon: float, data_format: str, name: str,
+                      exact_name: bool = True) -> Merged:
+  """Returns the moments of `x` over the rows of all towers.
 
   Args:
-    x: Tensor of shape `[B_t, H, W, C]` or `[B_t, C, H, W]`, float16, bfloat16
-      or float32.
-    scale: Float32 tensor of shape `[C]`, the same in each tower.
+    x: Tensor in `data_format`, with the batch on axis 0; float16, bfloat16 or
+      float32.
+    scale: Float32 tensor of shape `[C]`.
     offset: Float32 tensor of shape `[C]`.
-    epsilon: Added to the variance.
-    data_format: "NHWC" or "NCHW".
+    epsilon: Will be added to the variance.
+    data_format: "NHWC", "NCHW", "NDHWC" or "NCDHW".
     name: Name of the layer, for the scope of the merge and for errors.
+    exact_name: See `lockstep.Lockstep.merge`.
   """
   lockstep = context.lockstep()
   channels = tf.dimension_value(scale.shape[0])
-  empty = _tensorflow.shared_constant(
-      x.device, context.current_tower().name_scope + "no_statistics",
-      lambda: tf.constant([], tf.float32))
-  with _gradient("FusedBatchNormV3", "TowersStatistics"):
-    own = tf.raw_ops.FusedBatchNormV3(
-        x=x, scale=scale, offset=offset, mean=empty, variance=empty,
-        epsilon=epsilon, data_format=data_format, is_training=True)
-  message = tf.stack([own.batch_mean, own.batch_variance])
-  size = x.shape.num_elements()
-  value = (message, scale, tf.size(x) if size is None else size)
+  with tf.name_scope("whole_batch"):
+    empty = _tensorflow.shared_constant(
+        x.device, context.current_tower().name_scope + "towers_constants",
+        lambda: tf.constant([], tf.float32))
+    with _gradient("FusedBatchNormV3", "TowersStatistics"):
+      own = tf.raw_ops.FusedBatchNormV3(
+          x=x, scale=scale, offset=offset, mean=empty, variance=empty,
+          epsilon=epsilon, data_format=data_format, is_training=True)
+    message = tf.stack([own.batch_mean, own.batch_variance])
+    size = x.shape.num_elements()
+    value = (message, scale, tf.size(x) if size is None else size)
 
   def merged(values):
     messages, scales, sizes = zip(*values)
     weights = _weights(sizes, lockstep.rows, channels)
-    return _merge(tf.stack(messages), scales[0], weights, epsilon)
+    return _merge(tf.stack(messages), scales, weights, epsilon)
 
-  result = lockstep.merge("batch norm", name, merged, value,
-                          (x.dtype.name, f"{channels} channels"))
-  with _gradient("FusedBatchNormV3", "TowersNormalise"):
-    y = tf.raw_ops.FusedBatchNormV3(
-        x=x, scale=scale, offset=offset, mean=result.slot_mean,
-        variance=result.slot_variance, epsilon=epsilon,
-        data_format=data_format, is_training=False).y
-  return Normalised(y, result.mean, result.unbiased_variance)
+  return lockstep.merge("batch norm", name, merged, value,
+                        (x.dtype.name, f"{channels} channels"), exact_name)
 
 
-def _merge(packed: tf.Tensor, scale: tf.Tensor, weights: _Weights,
-           epsilon: float) -> _Merged:
+def normalise(x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor,
+              merged: Merged, *, epsilon: float,
+              data_format: str) -> tf.Tensor:
+  """Normalises `x` with the moments of the whole batch."""
+  y = tf.raw_ops.FusedBatchNormV3(
+      x=x, scale=scale, offset=offset, mean=merged.slot_mean,
+      variance=merged.slot_variance, epsilon=epsilon, data_format=data_format,
+      is_training=False).y
+  _make_normalising(y.op, merged)
+  return y
+
+
+def normalise_in_place(op: tf.Operation, merged: Merged) -> None:
+  """Turns a fused batch norm in training mode into a normalising op."""
+  _tensorflow.set_bool_attribute(op, "is_training", False)
+  _tensorflow.replace_inputs(op, {
+      3: merged.slot_mean,
+      4: merged.slot_variance
+  })
+  _make_normalising(op, merged)
+
+
+def _make_normalising(op: tf.Operation, merged: Merged) -> None:
+  _tensorflow.set_gradient(op, "TowersNormalise")
+  _tensorflow.set_attribute(op, _SUMS_ARE_SCALED, int(merged.sums_are_scaled))
+
+
+def _merge(packed: tf.Tensor, scales: Sequence[tf.Tensor], weights: _Weights,
+           epsilon: float) -> Merged:
   """Combines the towers' moments, `packed` as `[T, 2, C]`."""
   means, variances = tf.unstack(packed, axis=1)
   mean = tf.reduce_sum(weights.shares * means, axis=0)
   variance = tf.reduce_sum(
       weights.within * variances +
       weights.shares * tf.squared_difference(means, mean), axis=0)
+  # The scale is most often one variable that all towers read.
+  scale = scales[0]
+  sums_are_scaled = not all(
+      lockstep_lib.same_value(scale, other, reads=True) for other in scales)
+  if sums_are_scaled:
+    scale = tf.ones_like(scale)
   others = [packed, tf.convert_to_tensor(weights.total, tf.float32), scale]
   if weights.present is not None:
     others.append(tf.convert_to_tensor(weights.present, tf.float32))
   passed = collectives.boundary("TowersBatchMoments",
                                 [mean, variance, mean, variance], others)
   _tensorflow.set_attribute(passed[0].op, _EPSILON, float(epsilon))
-  return _Merged(passed[2], passed[3], mean, variance * weights.bessel)
+  return Merged(passed[2], passed[3], mean, variance * weights.bessel,
+                sums_are_scaled)
 
 
 def _weights(sizes: Sequence[Any], rows: Sequence[Any],
@@ -182,27 +212,31 @@ def _normalise_gradient(op: tf.Operation, dy: tf.Tensor, *_) -> List[Any]:
   if context.building() is not None:
     return _true_normalise_gradient(op, dy)
   x, scale, _, mean, variance = op.inputs
-  to_channels_last = _to_channels_last(op)
+  data_format = op.get_attr("data_format").decode()
+  last = _channels_last(data_format)
   with _gradient("FusedBatchNormGradV3", "TowersFirstDerivative"):
+    # In inference mode, the gradient kernel has no other layout.
     grads = tf.raw_ops.FusedBatchNormGradV3(
-        y_backprop=to_channels_last(dy), x=to_channels_last(x), scale=scale,
+        y_backprop=_transposed(dy, data_format, last),
+        x=_transposed(x, data_format, last), scale=scale,
         reserve_space_1=mean, reserve_space_2=variance,
-        reserve_space_3=op.outputs[5], epsilon=op.get_attr("epsilon"),
-        data_format="NHWC", is_training=False)
-  dx = grads.x_backprop
-  if op.get_attr("data_format") == b"NCHW":
-    dx = tf.transpose(dx, [0, 3, 1, 2])
-  return [
-      dx, grads.scale_backprop, grads.offset_backprop, grads.offset_backprop,
-      grads.scale_backprop
-  ]
+        reserve_space_3=op.outputs[-1], epsilon=op.get_attr("epsilon"),
+        data_format=last, is_training=False)
+  dx = _transposed(grads.x_backprop, last, data_format)
+  sums = [grads.offset_backprop, grads.scale_backprop]
+  if op.get_attr(_SUMS_ARE_SCALED):
+    sums = [scale * total for total in sums]
+  return [dx, grads.scale_backprop, grads.offset_backprop] + sums
 
 
-def _to_channels_last(op: tf.Operation):
-  """The gradient kernel in inference mode has no other layout."""
-  if op.get_attr("data_format") == b"NCHW":
-    return lambda x: tf.transpose(x, [0, 2, 3, 1])
-  return lambda x: x
+def _channels_last(data_format: str) -> str:
+  return data_format.replace("C", "") + "C"
+
+
+def _transposed(x: tf.Tensor, source: str, target: str) -> tf.Tensor:
+  if source == target:
+    return x
+  return tf.transpose(x, [source.index(axis) for axis in target])
 
 
 @tf.RegisterGradient("TowersBatchMoments")
@@ -319,14 +353,15 @@ def _true_statistics_gradient(op: tf.Operation, slope: tf.Tensor,
 
 def _layout(op: tf.Operation):
   """Returns the reduced axes, and a function that lines up a `[C]` vector."""
-  if op.get_attr("data_format") == b"NCHW":
-    return [0, 2, 3], lambda v: v[:, tf.newaxis, tf.newaxis]
-  return [0, 1, 2], lambda v: v
+  data_format = op.get_attr("data_format").decode()
+  axes = [k for k, axis in enumerate(data_format) if axis != "C"]
+  shape = [-1 if axis == "C" else 1 for axis in data_format]
+  return axes, lambda vector: tf.reshape(vector, shape)
 
 
 def _boundary_of(slot: tf.Tensor) -> tf.Operation:
   """Returns the merge that `slot` comes from, maybe through a conditional."""
   op = slot.op
-  while op.type in ("Switch", "Identity", "Merge"):
+  while op.type in ("Switch", "Identity", "PlaceholderWithDefault"):
     op = op.inputs[0].op
   return op

@@ -21,19 +21,23 @@ class TowerGraph:
       function returned: tensors with rows concatenated in batch order, without
       the rows that a tower only borrowed; scalars averaged by weight.
     update_ops: Tuple of the ops that a step runs before the variables change.
+    synced_layers: Tuple of `SyncedLayer`, one for each use of a layer in which
+      the towers meet: its `name`, `kind`, `axes`, and number of `towers`.
     variables: Tuple of the variables that the towers made or used.
     trainable_variables: Tuple of those among them that are trainable.
   """
 
   def __init__(self, *, towers: Sequence[tower_lib.Tower],
                loss: Optional[tf.Tensor], outputs: Any,
-               update_ops: Sequence[Any], variables: Sequence[Any],
+               update_ops: Sequence[Any], synced_layers: Sequence[Any],
+               variables: Sequence[Any],
                views: Dict[int, Dict[int, tf.Tensor]], parameter_device: str,
-               graph: tf.Graph):
+               inputs_ready: Sequence[tf.Operation], graph: tf.Graph):
     self.towers = tuple(towers)
     self.loss = loss
     self.outputs = outputs
     self.update_ops = tuple(update_ops)
+    self.synced_layers = tuple(synced_layers)
     self.variables = tuple(variables)
     trainable = set(
         map(id, graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)))
@@ -41,6 +45,7 @@ class TowerGraph:
         v for v in variables if id(v) in trainable)
     self._views = views
     self._parameter_device = parameter_device
+    self._inputs_ready = list(inputs_ready)
     self._graph = graph
 
   def session_config(self, **overrides: Any) -> tf.ConfigProto:
@@ -136,7 +141,10 @@ class TowerGraph:
       raise ValueError(
           "`loss` must depend on a variable to train: it has no gradient by "
           f"any of {names}. Check `var_list`, and for `tf.stop_gradient`.")
-    with self._graph.as_default(), tf.control_dependencies(self.update_ops):
+    # Also what no update and no row has a part in waits for the data: if they
+    # are at their end, no variable moves.
+    before = list(self.update_ops) + self._inputs_ready
+    with self._graph.as_default(), tf.control_dependencies(before):
       return optimizer.apply_gradients(pairs, global_step=global_step)
 
   def _loss(self, loss: Union[None, str, tf.Tensor]) -> tf.Tensor:

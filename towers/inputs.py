@@ -1,6 +1,6 @@
 """Dealing out the rows of a batch to the towers."""
 
-from typing import Any, List, NamedTuple, Sequence
+from typing import Any, List, NamedTuple, Sequence, Set
 
 import tensorflow.compat.v1 as tf
 
@@ -120,21 +120,36 @@ def _own(inputs: PerTower, count: int) -> List[Shard]:
       _leading_size(flat, f"inputs.nests[{index}]", may_be_empty=True)
       for index, flat in enumerate(flats)
   ]
-  if all(isinstance(size, int) and size for size in sizes):
-    return [Shard(nest, size) for nest, size in zip(nests, sizes)]
+  if all(isinstance(size, int) for size in sizes):
+    if not any(sizes):
+      raise ValueError(
+          "`inputs` must hold at least one row: got a batch of 0 rows.")
+    if all(sizes):
+      return [
+          Shard(tf.nest.pack_sequence_as(nest, flat), size)
+          for nest, flat, size in zip(nests, flats, sizes)
+      ]
   total = tf.add_n([tf.convert_to_tensor(size, tf.int32) for size in sizes])
   with tf.control_dependencies([_assert_rows(total)]):
     sizes = [tf.identity(tf.convert_to_tensor(size)) for size in sizes]
-  borrowed = [
-      tf.concat([flat[k][:1] for flat in flats], axis=0)[:1]
-      for k in range(len(flats[0]))
-  ]
+  borrowed = [_lent(sizes, values) for values in zip(*flats)]
   return [
       Shard(
           tf.nest.pack_sequence_as(nest, [
               _or_borrowed(size, x, row) for x, row in zip(flat, borrowed)
           ]), size) for nest, flat, size in zip(nests, flats, sizes)
   ]
+
+
+def _lent(sizes: Sequence[tf.Tensor], values: Sequence[tf.Tensor]) -> tf.Tensor:
+  """Returns a row of the first tower that has one.
+
+  The towers' rows may differ in size, so nothing may bring them together.
+  """
+  row = values[-1][:1]
+  for size, x in list(zip(sizes, values))[-2::-1]:
+    row = tf.cond(size > 0, lambda x=x: x[:1], lambda row=row: tf.identity(row))
+  return row
 
 
 def _or_borrowed(size: tf.Tensor, x: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
@@ -233,10 +248,16 @@ def weights(shards: Sequence[Shard]) -> List[Any]:
 
 def gate(shards: Sequence[Shard]) -> List[tf.Operation]:
   """Returns the ops that have run once every tower has its inputs."""
-  tensors = []
+  ops = set()
   for shard in shards:
     if not isinstance(shard.rows, int):
-      tensors.append(shard.rows)
-    tensors.extend(
-        x for x in tf.nest.flatten(shard.value) if isinstance(x, tf.Tensor))
-  return list({x.op: None for x in tensors})
+      ops.add(shard.rows.op)
+    ops |= ops_of(shard)
+  return sorted(ops, key=lambda op: op.name)
+
+
+def ops_of(shard: Shard) -> Set[tf.Operation]:
+  """Returns the ops that hold the rows of one tower."""
+  return {
+      x.op for x in tf.nest.flatten(shard.value) if isinstance(x, tf.Tensor)
+  }

@@ -13,10 +13,11 @@ thread nor by tower are exchanged (`_tensorflow.SwitchedState`).
 
 import contextvars
 import threading
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Set
 
 import tensorflow.compat.v1 as tf
 
+from towers import _keras
 from towers import _tensorflow
 from towers import context
 from towers import tower as tower_lib
@@ -37,6 +38,7 @@ class Meeting(NamedTuple):
     name: Name of the layer or scope, the same in each tower.
     function: Takes the list of all towers' values, returns the result.
     value: The tower's own value, anything.
+    identity: Must be equal in all towers; the name, or most of it.
     signature: Must be equal in all towers; says what `value` looks like.
     branches: The v1 conditionals that the tower stands in, outside first.
   """
@@ -44,6 +46,7 @@ class Meeting(NamedTuple):
   name: str
   function: Callable[[List[Any]], Any]
   value: Any
+  identity: str
   signature: Any
   branches: Sequence[_tensorflow.Branch]
 
@@ -75,15 +78,18 @@ class Lockstep:
     towers: The towers.
     rows: How many rows of the batch each tower has, as numbers or scalar
       float32 tensors; 0 for a tower that borrowed a row.
+    inputs: The ops that hold the rows of each tower.
     name_scope: The scope of the ops that meetings add, with a trailing slash.
     device: The device of these ops.
   """
 
   def __init__(self, graph: tf.Graph, towers: Sequence[tower_lib.Tower], *,
-               rows: Sequence[Any], name_scope: str, device: str):
+               rows: Sequence[Any], inputs: Sequence[Set[tf.Operation]],
+               name_scope: str, device: str):
     self.graph = graph
     self.towers = towers
     self.rows = rows
+    self.inputs = inputs
     self.name_scope = name_scope
     self.device = device
     self._seats = [
@@ -141,6 +147,7 @@ class Lockstep:
     if seat is self._seats[0]:
       # Seeds that a meeting draws come next in the sequence of one device.
       _tensorflow.set_seeds_drawn(self.graph, seat.state.seeds_drawn)
+      _keras.set_counts_by_graph(self.graph, seat.state.layer_counts)
 
   def _meet(self) -> None:
     """Computes the result of the meeting that all towers wait for."""
@@ -171,7 +178,7 @@ class Lockstep:
             f"{waiting[1].meeting}. Make the model take the same path in each "
             "tower.")
       one, other = first.meeting, seat.meeting
-      if (one.kind, one.name) != (other.kind, other.name):
+      if (one.kind, one.identity) != (other.kind, other.identity):
         raise ValueError(
             f"`model_fn` must meet in the same layers in each tower: tower 0 "
             f"waits in {one}, tower {tower.index} in {other}. Make the model "
@@ -217,7 +224,7 @@ class Lockstep:
       seat.stopped.release()
 
   def merge(self, kind: str, name: str, function: Callable[[List[Any]], Any],
-            value: Any, signature: Any) -> Any:
+            value: Any, signature: Any, exact_name: bool = True) -> Any:
     """Meets the other towers; returns `function` of the list of all values.
 
     Args:
@@ -226,6 +233,8 @@ class Lockstep:
       function: Called once, in the builder's thread.
       value: This tower's value.
       signature: What must be equal in all towers.
+      exact_name: Whether `name` is the same in all towers but for numbers. Keras
+        counts the layers of all towers together.
 
     Raises:
       ValueError: If the tower stands in a loop or a function body, where towers
@@ -236,7 +245,9 @@ class Lockstep:
     branches = self._check_place(f"{kind} `{name}`" if name else kind, tower)
     if self._abandoned:
       raise _Abandoned()
-    seat.meeting = Meeting(kind, name, function, value, signature, branches)
+    identity = name if exact_name else tower_lib.without_numbers(name)
+    seat.meeting = Meeting(kind, name, function, value, identity, signature,
+                           branches)
     seat.stopped.release()
     seat.go_on.acquire()
     if self._abandoned:
@@ -291,21 +302,37 @@ def _same_branches(one: Sequence[_tensorflow.Branch],
       for a, b in zip(one, other))
 
 
-def same_value(one: tf.Tensor, other: tf.Tensor) -> bool:
+def same_value(one: tf.Tensor, other: tf.Tensor, reads: bool = False) -> bool:
   """Says whether two tensors are computed alike, from the same tensors.
 
   Then they are equal in every run, although each tower has its own ops for it.
   Ops with a state (random numbers, reads of variables) are taken to differ.
+
+  Args:
+    one: A tensor.
+    other: Another.
+    reads: Whether reads of the same variable are taken to be equal, as they are
+      for variables that change between steps only.
   """
   if one is other:
     return True
   a, b = one.op, other.op
+  if reads and a.type == b.type == "ReadVariableOp":
+    return _source(a.inputs[0]) is _source(b.inputs[0])
   if (a.type != b.type or one.value_index != other.value_index or
       a.op_def.is_stateful or len(a.inputs) != len(b.inputs) or
       (not len(a.inputs) and a.type != "Const") or
       _attributes(a) != _attributes(b)):
     return False
-  return all(same_value(x, y) for x, y in zip(a.inputs, b.inputs))
+  return all(same_value(x, y, reads) for x, y in zip(a.inputs, b.inputs))
+
+
+def _source(handle: tf.Tensor) -> tf.Operation:
+  """Returns the variable's op, whatever view or branch it is read through."""
+  op = handle.op
+  while op.type in ("Identity", "Switch", "Enter"):
+    op = op.inputs[0].op
+  return op
 
 
 def _attributes(op: tf.Operation):

@@ -6,30 +6,45 @@ So in a tower it stands for the derivative of the sum over all towers: what
 reaches an `x` of the tower through other towers (by batch norm) comes to it in
 the meetings that `collectives` and `fused` make of their gradients, and for an
 `x` that all towers share (a variable) the towers' derivatives are added up.
+
+The derivative of a sum over a tower's rows adds up as it is. That of a mean
+over them must be weighed by the tower's share in the batch first. Which of the
+two a tensor is shows in the ops that made it.
 """
 
 import contextlib
+import inspect
 import threading
-from typing import Any, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import _tensorflow
 from towers import collectives
 from towers import context
 from towers import gradients
+from towers import lockstep as lockstep_lib
+from towers import tower as tower_lib
 
-_LINEAR = frozenset([
-    "Identity", "IdentityN", "Neg", "Cast", "Reshape", "Squeeze",
-    "StopGradient", "AddV2", "Add", "AddN", "Sub", "Mul"
+_ADDITIONS = frozenset(["AddV2", "Add", "AddN", "Sub"])
+_LINEAR = _ADDITIONS | frozenset([
+    "Identity", "IdentityN", "Neg", "Cast", "Reshape", "Squeeze", "ExpandDims",
+    "StopGradient", "Mul"
 ])
 _DIVISIONS = frozenset(["RealDiv", "DivNoNan", "Div"])
-_SUMS = frozenset(["Sum", "L2Loss"])
-# Ops whose result depends on no value of their inputs, or on nothing.
-_NO_DATA = frozenset([
-    "Const", "VarHandleOp", "VariableV2", "Variable", "Shape", "ShapeN", "Size",
-    "Rank", "ZerosLike", "OnesLike", "NoOp"
+_REDUCTIONS = frozenset(["Sum", "Mean", "Max", "Min", "Prod"])
+# What these make of a value per row is one again.
+_ELEMENTWISE = frozenset([
+    "Abs", "Exp", "Log", "Log1p", "Pow", "Relu", "Rsqrt", "Sigmoid", "Softplus",
+    "Sqrt", "Square", "Tanh"
 ])
+# Ops that look at the shapes of their inputs only.
+_OF_SHAPES = frozenset([
+    "Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"
+])
+_CONSTANTS = frozenset(["Const", "VarHandleOp", "VariableV2", "NoOp"])
+_RANDOM = ("Random", "Truncated", "Stateless", "Multinomial", "Parameterized")
 
 _local = threading.local()
 
@@ -41,24 +56,32 @@ def installed() -> Iterator[None]:
     yield
 
 
-def _gradients(original: Any, ys: Any, xs: Any, grad_ys: Any, *args,
+def _gradients(original: Callable[..., List[Any]], *args,
                **kwargs) -> List[Any]:
+  """Stands before `tf.gradients`, which has the arguments of `original`."""
   lockstep = context.lockstep()
   if lockstep is None or getattr(_local, "inside", False):
-    return original(ys, xs, grad_ys, *args, **kwargs)
-  ys, xs = _as_list(ys), _as_list(xs)
+    return original(*args, **kwargs)
+  arguments = inspect.signature(original).bind(*args, **kwargs).arguments
+  ys, xs = _as_list(arguments["ys"]), _as_list(arguments["xs"])
+  grad_ys = arguments.get("grad_ys")
   grad_ys = [None] * len(ys) if grad_ys is None else _as_list(grad_ys)
-  shares = collectives.shares_of(lockstep.rows, tf.float32)
-  share = shares[context.current_tower().index]
-  grad_ys = [_weighted(y, g, share) for y, g in zip(ys, grad_ys)]
+  rows = _Rows(lockstep, context.current_tower())
+  arguments["grad_ys"] = _weighted(ys, grad_ys, rows, lockstep)
+  # The handle itself also takes in what reaches the variable not by the tower's
+  # view: what was computed from it outside the towers, and cached reads.
+  arguments["xs"] = [_source(x) for x in xs]
+  stops = arguments.get("stop_gradients")
+  if stops is not None:
+    arguments["stop_gradients"] = [_source(x) for x in _as_list(stops)]
   # Branches and loops of v2 control flow come here again.
   _local.inside = True
   try:
-    result = original(ys, xs, grad_ys, *args, **kwargs)
+    result = original(**arguments)
   finally:
     _local.inside = False
   return [
-      _over_towers(gradient) if _is_shared(x) else gradient
+      _over_towers(gradient) if rows.all_share(x) else gradient
       for x, gradient in zip(xs, result)
   ]
 
@@ -67,67 +90,40 @@ def _as_list(value: Any) -> List[Any]:
   return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _weighted(y: Any, grad_y: Any, share: Any) -> Any:
-  """Weighs a mean over the tower's rows by the tower's share in the batch."""
-  if not isinstance(y, tf.Tensor) or y.shape.rank != 0:
-    return grad_y
-  if _kind(y, y) == "sum":
-    return grad_y
-  weight = tf.cast(share, y.dtype)
-  return weight if grad_y is None else grad_y * weight
+def _source(x: Any) -> Any:
+  """Returns the real handle of a variable, and anything else as it is."""
+  if _tensorflow.is_resource_variable(x):
+    return x.op.outputs[0]
+  return x
 
 
-def _kind(x: tf.Tensor, y: tf.Tensor) -> str:
-  """Says how scalar `x`, a part of `y`, is made of rows.
+def _weighted(ys: List[Any], grad_ys: List[Any], rows: "_Rows",
+              lockstep: lockstep_lib.Lockstep) -> List[Any]:
+  """Weighs each of `ys` such that the towers' gradients add up."""
+  weights: Dict[Any, Any] = {}
 
-  Returns:
-    "sum", "mean", or "" for what depends on no rows (weight decay).
+  def weight_of(y):
+    count = lockstep.rows[context.current_tower().index]
+    if not rows.is_mean(y):
+      return (float(count > 0) if isinstance(count, float) else tf.cast(
+          count > 0, tf.float32))
+    double = y.dtype in (tf.float64, tf.complex128)
+    dtype = tf.float64 if double else tf.float32
+    if dtype not in weights:
+      shares = collectives.shares_of(lockstep.rows, dtype)
+      weights[dtype] = shares[context.current_tower().index]
+    return weights[dtype]
 
-  Raises:
-    ValueError: If it is something else, which takes the whole batch at once.
-  """
-  op = x.op
-  if not _depends_on_data(x):
-    return ""
-  if op.type in _SUMS:
-    return "sum"
-  if op.type == "Mean":
-    return "mean"
-  operands = [x for x in op.inputs if _depends_on_data(x)]
-  if op.type in _DIVISIONS and operands == [op.inputs[0]]:
-    return "mean"  # A sum, divided by its number of rows.
-  if op.type in _LINEAR and (len(operands) == 1 or op.type != "Mul"):
-    kinds = {_kind(operand, y) for operand in operands}
-    if len(kinds) == 1:
-      return kinds.pop()
-  raise ValueError(
-      "`ys` of `tf.gradients` in `model_fn` must be tensors with a value per "
-      "row, or scalars that are a sum or a mean over the tower's rows: got "
-      f"`{y.name}`, which depends on rows by `{op.name}` ({op.type}). "
-      "Differentiate the values per row; or make the value from what all "
-      "towers have, with `towers.all_reduce`.")
-
-
-def _depends_on_data(x: tf.Tensor) -> bool:
-  """Says whether `x` is made of anything but constants and variables."""
-  pending, seen = [x.op], set()
-  while pending:
-    op = pending.pop()
-    if op in seen or op.type in _NO_DATA:
-      continue
-    seen.add(op)
-    if not op.inputs:
-      return True
-    pending.extend(source.op for source in op.inputs)
-  return False
-
-
-def _is_shared(x: Any) -> bool:
-  """Says whether all towers use the same `x`."""
-  if _tensorflow.is_variable(x):
-    return True
-  scope = context.current_tower().name_scope
-  return x.dtype == tf.resource or not x.op.name.startswith(scope)
+  result = []
+  for y, grad_y in zip(ys, grad_ys):
+    if isinstance(y, tf.Tensor) and (y.dtype.is_floating or y.dtype.is_complex):
+      weight = weight_of(y)
+      if not isinstance(weight, float) or weight != 1.0:
+        if grad_y is None:
+          grad_y = tf.ones_like(y)
+        grad_y *= tf.cast(weight, y.dtype)
+    result.append(grad_y)
+  return result
 
 
 def _over_towers(gradient: Any) -> Any:
@@ -148,3 +144,179 @@ def _total(shares: List[Any]) -> Any:
   values = [tf.zeros_like(total) if share is None else
             tf.convert_to_tensor(share) for share in shares]
   return collectives.boundary("TowersMerge", [total], values)[0]
+
+
+# --- What a tensor is to the rows of its tower --------------------------------
+
+
+class _Kind(NamedTuple):
+  """What a tensor made of rows is.
+
+  Fields:
+    has_rows: Whether its first axis are rows; else it is a sum over them.
+    is_mean: Whether it was divided by the number of rows.
+  """
+  has_rows: bool
+  is_mean: bool
+
+
+class _Rows:
+  """The rows of one tower, and what is made of them."""
+
+  def __init__(self, lockstep: lockstep_lib.Lockstep, tower: tower_lib.Tower):
+    self._tower = tower
+    self._merged = lockstep.name_scope
+    self._inputs = lockstep.inputs[tower.index]
+    count = lockstep.rows[tower.index]
+    # A tower without rows has borrowed one.
+    self._count = max(count, 1.0) if isinstance(count, float) else None
+
+  def all_share(self, x: Any) -> bool:
+    """Says whether `x` is the same in all towers, as variables are."""
+    if _tensorflow.is_variable(x):
+      return True
+    if not isinstance(x, tf.Tensor):
+      return False
+    if x.dtype == tf.resource:
+      return True
+    has_count = x.shape.rank and x.shape.as_list()[0] == self._count
+    return not (self._uses(x, shapes=True) or
+                has_count and x.op.name.startswith(self._tower.name_scope))
+
+  def is_mean(self, y: tf.Tensor) -> bool:
+    """Says whether `y` must be weighed by the tower's share in the batch.
+
+    What all towers share is the same in each, and its own mean over them.
+
+    Raises:
+      ValueError: If it cannot be told, or `y` takes the whole batch at once.
+    """
+    kind = self._kind(y, y)
+    return kind is None or kind.is_mean
+
+  def _kind(self, x: tf.Tensor, y: tf.Tensor) -> Optional[_Kind]:
+    """Returns what `x`, a part of `y`, is; None if not made of rows."""
+    if not self._uses(x):
+      return None
+    op = x.op
+    if op in self._inputs:
+      return _Kind(True, False)
+    parts = [v for v in op.inputs if self._uses(v)]
+    kind = None
+    if op.type in _REDUCTIONS:
+      kind = self._reduced(op, self._kind(op.inputs[0], y))
+    elif op.type == "L2Loss":
+      if self._kind(op.inputs[0], y) == _Kind(True, False):
+        kind = _Kind(False, False)
+    elif op.type in _DIVISIONS and parts == [op.inputs[0]]:
+      kind = self._scaled(op.inputs[0], op.inputs[1], y)
+    elif op.type == "Mul" and len(parts) == 1:
+      other = op.inputs[1 if parts[0] is op.inputs[0] else 0]
+      kind = self._scaled(parts[0], other, y)
+    elif op.type in _ADDITIONS or op.type in _LINEAR and len(parts) == 1:
+      kinds = {self._kind(part, y) for part in parts}
+      # What all towers share would be added up with a sum once for each tower.
+      shared = [v for v in op.inputs if v not in parts and not _is_constant(v)]
+      if len(kinds) == 1:
+        kind = kinds.pop()
+        if shared and not kind.has_rows and not kind.is_mean:
+          kind = None
+    elif op.type in _ELEMENTWISE:
+      if all(self._kind(v, y) == _Kind(True, False) for v in parts):
+        kind = _Kind(True, False)
+    elif x.shape.rank != 0:
+      kind = _Kind(True, False)
+    if kind is None and op.type in _LINEAR and x.shape.rank:
+      kind = _Kind(True, False)
+    if kind is None:
+      raise ValueError(
+          "`ys` of `tf.gradients` in `model_fn` must be tensors with a value "
+          "per row, or sums or means of them over the tower's rows: got "
+          f"`{y.name}`, which depends on rows by `{op.name}` ({op.type}). "
+          "Differentiate the values per row; or make the value from what all "
+          "towers have, with `towers.all_reduce`.")
+    return kind
+
+  def _reduced(self, op: tf.Operation, kind: _Kind) -> Optional[_Kind]:
+    """Returns what a reduction makes of its input of `kind`."""
+    if not kind.has_rows:
+      return kind if op.type in ("Sum", "Mean") else None
+    if not _reduces_first_axis(op):
+      return kind if op.type in ("Sum", "Mean") or not kind.is_mean else None
+    if op.type == "Sum":
+      return _Kind(False, kind.is_mean)
+    if op.type == "Mean" and not kind.is_mean:
+      return _Kind(False, True)
+    return None
+
+  def _scaled(self, x: tf.Tensor, factor: tf.Tensor,
+              y: tf.Tensor) -> Optional[_Kind]:
+    """Returns what `x` is, multiplied or divided by `factor`."""
+    kind = self._kind(x, y)
+    counts = self._counts_rows(factor, x)
+    if counts is None:
+      return None
+    if not counts:
+      return kind
+    return None if kind.is_mean else _Kind(kind.has_rows, True)
+
+  def _counts_rows(self, factor: tf.Tensor, x: tf.Tensor) -> Optional[bool]:
+    """Says whether `factor` is made of the number of rows; None: who knows."""
+    if self._uses(factor, shapes=True):
+      return True
+    value = tf.get_static_value(factor)
+    if value is None or self._count is None or np.ndim(value) or not value:
+      return False
+    # A shape that is known while building has become a constant.
+    number = max(abs(value), 1 / abs(value))
+    if abs(number / self._count - round(number / self._count)) > 1e-6:
+      return False
+    if factor.op.type != "Const":
+      return True
+    # Half a sum, or the mean of two? Only a number as it stands can be either.
+    is_size = x.op.type == "Sum" and number in (
+        self._count, x.op.inputs[0].shape.num_elements())
+    return None if is_size else False
+
+  def _uses(self, x: tf.Tensor, shapes: bool = False) -> bool:
+    """Says whether `x` depends on the rows; or, with `shapes`, their number."""
+    pending, seen = [x.op], set()
+    while pending:
+      op = pending.pop()
+      if op in seen:
+        continue
+      seen.add(op)
+      if op in self._inputs:
+        return True
+      if op.name.startswith(self._merged) or op.type in _CONSTANTS or (
+          op.type in _OF_SHAPES and not shapes):
+        continue
+      if op.name.startswith(self._tower.name_scope) and (
+          not op.inputs or op.type == "PlaceholderWithDefault" or
+          op.type.startswith(_RANDOM)):
+        return True
+      pending.extend(source.op for source in op.inputs)
+    return False
+
+
+def _reduces_first_axis(op: tf.Operation) -> bool:
+  rank = op.inputs[0].shape.rank
+  axes = tf.get_static_value(op.inputs[1])
+  if op.outputs[0].shape.rank == 0 or axes is None or rank is None:
+    return True
+  return 0 in [axis % rank for axis in np.ravel(axes)]
+
+
+def _is_constant(x: tf.Tensor) -> bool:
+  return all(op.type == "Const" or op.inputs for op in _ancestors(x))
+
+
+def _ancestors(x: tf.Tensor) -> Iterator[tf.Operation]:
+  pending: List[tf.Operation] = [x.op]
+  seen = set()
+  while pending:
+    op = pending.pop()
+    if op not in seen:
+      seen.add(op)
+      yield op
+      pending.extend(source.op for source in op.inputs)

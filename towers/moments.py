@@ -64,7 +64,8 @@ def moments(x: Any, axes: Union[int, Sequence[int]]) -> Moments:
       https://arxiv.org/abs/1711.07240
   """
   x = checked(x)
-  counted = over_towers(x, normalised_axes(axes, x.shape.rank), "moments")
+  with context.not_watched(), tf.name_scope("moments"):
+    counted = over_towers(x, normalised_axes(axes, x.shape.rank), "moments")
   return Moments(counted.mean, counted.variance)
 
 

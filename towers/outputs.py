@@ -4,6 +4,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
+from towers import _tensorflow
 from towers import collectives
 from towers import tower as tower_lib
 
@@ -21,15 +22,12 @@ def take(tower: tower_lib.Tower, returned: Any) -> None:
   if spec.weight is not None:
     tower.weight = _checked_weight(spec.weight, tower.weight, where)
   if spec.loss is not None:
-    tower.loss = _checked_loss(spec.loss, where)
-    if isinstance(tower.weight, tf.Tensor) and tower.count > 1:
-      # Whatever a loss over nothing is (often NaN), it must not count.
-      tower.loss = tf.where_v2(tower.weight > 0, tower.loss,
-                               tf.zeros_like(tower.loss))
+    tower.loss = _that_counts(tower, _checked_loss(spec.loss, where))
   if spec.outputs is not None:
     flat = tf.nest.flatten(spec.outputs)
-    tower.outputs = tf.nest.pack_sequence_as(
-        spec.outputs, [_checked_output(value, where) for value in flat])
+    tower.outputs = tf.nest.pack_sequence_as(spec.outputs, [
+        _that_counts(tower, _checked_output(value, where)) for value in flat
+    ])
 
 
 def _spec(tower: tower_lib.Tower, returned: Any) -> tower_lib.TowerSpec:
@@ -76,20 +74,9 @@ def _checked_loss(loss: Any, where: str) -> tf.Tensor:
 
 def _checked_weight(weight: Any, rows: Any, where: str) -> Any:
   """Returns the weight as a number or tensor, 0 for a tower without rows."""
-  value = tf.get_static_value(weight) if isinstance(weight,
-                                                    tf.Tensor) else weight
-  if isinstance(value, bool) or not (value is None or isinstance(
-      value, (int, float)) or getattr(value, "shape", None) == ()):
-    raise ValueError(
-        "`weight` of `towers.TowerSpec` must be a scalar number: got "
-        f"{weight!r} ({where}).")
-  if value is not None:
-    if value < 0:
-      raise ValueError("`weight` of `towers.TowerSpec` must not be negative: "
-                       f"got {value} ({where}).")
-    weight = float(value)
-    if isinstance(rows, float):
-      return weight if rows else 0.0
+  if _tensorflow.is_variable(weight):
+    weight = tf.convert_to_tensor(weight)
+  value = weight
   if isinstance(weight, tf.Tensor):
     if weight.shape.rank not in (0, None) or weight.dtype in (tf.bool,
                                                               tf.string):
@@ -97,8 +84,19 @@ def _checked_weight(weight: Any, rows: Any, where: str) -> Any:
           "`weight` of `towers.TowerSpec` must be a scalar number: got "
           f"`{weight.name}` of type {weight.dtype.name} and shape "
           f"{weight.shape} ({where}).")
-    if not weight.dtype.is_floating:
-      weight = tf.cast(weight, tf.float64)
+    value = tf.get_static_value(weight)
+  elif isinstance(value, bool) or not isinstance(value, (int, float)) and (
+      getattr(value, "shape", None) != () or value.dtype.kind not in "iuf"):
+    raise ValueError(
+        "`weight` of `towers.TowerSpec` must be a scalar number: got "
+        f"{weight!r} ({where}).")
+  if value is not None:
+    if not value >= 0:
+      raise ValueError("`weight` of `towers.TowerSpec` must not be negative: "
+                       f"got {value} ({where}).")
+    weight = float(value)
+  elif not weight.dtype.is_floating:
+    weight = tf.cast(weight, tf.float64)
   if isinstance(rows, float):
     return weight if rows else 0.0
   return tf.where_v2(rows > 0, weight, tf.zeros_like(weight))
@@ -116,6 +114,17 @@ def _checked_output(value: Any, where: str) -> tf.Tensor:
         "`outputs` of `model_fn` must be tensors with rows, or scalars that "
         f"can be averaged: got the string `{value.name}` ({where}).")
   return value
+
+
+def _that_counts(tower: tower_lib.Tower, value: tf.Tensor) -> tf.Tensor:
+  """Returns a scalar `value`, or 0 where the tower's weight is 0.
+
+  Whatever a mean over nothing is (often NaN), it must not count.
+  """
+  always = isinstance(tower.weight, float) and tower.weight
+  if tower.count == 1 or always or value.shape.rank:
+    return value
+  return tf.where_v2(tower.weight > 0, value, tf.zeros_like(value))
 
 
 def together(towers: Sequence[tower_lib.Tower],
@@ -177,9 +186,16 @@ def _check_alike(first: tower_lib.Tower, other: tower_lib.Tower) -> None:
   one, two = ([first.loss] + tf.nest.flatten(first.outputs),
               [other.loss] + tf.nest.flatten(other.outputs))
   for a, b in zip(one, two):
-    if a is not None and (a.dtype, a.shape.rank) != (b.dtype, b.shape.rank):
+    if a is not None and (a.dtype != b.dtype or not _fit_together(a, b)):
       raise ValueError(
-          "`model_fn` must return tensors of the same type and rank in each "
-          f"tower: got `{a.name}` {a.dtype.name} of rank {a.shape.rank} in "
-          f"tower 0, `{b.name}` {b.dtype.name} of rank {b.shape.rank} in tower "
-          f"{other.index}.")
+          "`model_fn` must return tensors of the same type and shape in each "
+          f"tower, but for the number of rows: got `{a.name}` {a.dtype.name} "
+          f"of shape {a.shape} in tower 0, `{b.name}` {b.dtype.name} of shape "
+          f"{b.shape} in tower {other.index}.")
+
+
+def _fit_together(one: tf.Tensor, other: tf.Tensor) -> bool:
+  if None in (one.shape.rank, other.shape.rank):  # Of a loss.
+    return True
+  return (one.shape.rank == other.shape.rank and
+          one.shape[1:].is_compatible_with(other.shape[1:]))

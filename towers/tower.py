@@ -1,5 +1,6 @@
 """What one tower is, and what a model function returns for it."""
 
+import re
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import tensorflow.compat.v1 as tf
@@ -19,6 +20,11 @@ class TowerSpec(NamedTuple):
   loss: Optional[tf.Tensor] = None
   outputs: Optional[Any] = None
   weight: Optional[Any] = None
+
+
+def without_numbers(name: str) -> str:
+  """Returns `name` without the numbers that make each of its parts unique."""
+  return re.sub(r"_\d+(?=/|$)", "", name)
 
 
 class Tower:

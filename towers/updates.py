@@ -6,7 +6,8 @@ or none: none before every tower has its inputs, and none that a branch not
 taken can turn into a step that silently does nothing.
 """
 
-from typing import Any, Iterable, List, Sequence, Set
+import re
+from typing import Any, Iterable, List, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -17,7 +18,9 @@ from towers import tower as tower_lib
 _SOURCES = frozenset([
     "IteratorGetNext", "IteratorGetNextSync", "IteratorGetNextAsOptional",
     "MultiDeviceIteratorGetNextFromShard", "QueueDequeueV2",
-    "QueueDequeueManyV2", "QueueDequeueUpToV2", "ReaderReadV2", "Unstage",
+    "OptionalGetValue", "DatasetToSingleElement", "QueueDequeueV2",
+    "QueueDequeueManyV2", "QueueDequeueUpToV2", "ReaderReadV2",
+    "ReaderReadUpToV2", "Unstage",
 ])
 
 # Ops that change a variable.
@@ -31,6 +34,9 @@ _CHANGES = frozenset([
     "ResourceScatterNdSub", "ResourceStridedSliceAssign", "StridedSliceAssign",
     "CountUpTo", "ResourceCountUpTo",
 ])
+_MORE_CHANGES = re.compile(
+    r"(Resource)?(Sparse)?Apply[A-Z]|LookupTable(Insert|Import|Remove)|"
+    "QueueEnqueue")
 
 
 def policy(update_ops: str) -> str:
@@ -46,21 +52,63 @@ def policy(update_ops: str) -> str:
   return update_ops
 
 
-def chosen(towers: Sequence[tower_lib.Tower], update_ops: str) -> List[Any]:
+def of_tower(tower: tower_lib.Tower, assignments: Sequence[tf.Operation],
+             made: Set[tf.Operation]) -> Tuple[Any, ...]:
+  """Returns the update ops of one tower.
+
+  They are what it put into `UPDATE_OPS`, and the `assignments` of its batch norm
+  layers that no op in there runs.
+
+  Args:
+    tower: The tower.
+    assignments: Ops that change moving statistics.
+    made: The ops that the towers added to the graph.
+  """
+  collected = tower.collection(tf.GraphKeys.UPDATE_OPS)
+  if not assignments:
+    return tuple(collected)
+  run = _ancestors([_op(item) for item in collected], made)
+  return tuple(collected) + tuple(op for op in assignments if op not in run)
+
+
+def chosen(towers: Sequence[tower_lib.Tower], update_ops: str,
+           duplicates: Set[tf.Operation],
+           made: Set[tf.Operation]) -> List[tf.Operation]:
   """Returns the update ops that run in a step, each once.
 
   Ops inside a `tf.cond` are lifted: what stands for them here runs them if
   their branch is taken, and runs itself either way.
 
+  Args:
+    towers: The towers.
+    update_ops: The policy.
+    duplicates: Ops that change what tower 0's counterpart changes already.
+    made: The ops that the towers added to the graph.
+
   Raises:
-    ValueError: If an update op stands inside a while loop.
+    ValueError: If an update op stands inside a while loop, or a function.
   """
   taken = towers[:1] if update_ops == "first" else towers
   ops = {}
   for tower in taken:
     for item in tower.update_ops:
-      ops.setdefault(_op(item), tower)
+      op = _op(item)
+      if tower.index == 0 or not _only_repeats(op, duplicates, made):
+        ops.setdefault(op, tower)
   return [_alive(op, tower) for op, tower in ops.items()]
+
+
+def _only_repeats(op: tf.Operation, duplicates: Set[tf.Operation],
+                  made: Set[tf.Operation]) -> bool:
+  """Says whether all that `op` changes is changed by tower 0 as well."""
+  if not duplicates:
+    return False
+  changes = [x for x in _ancestors([op], made) if _changes(x)]
+  return bool(changes) and duplicates.issuperset(changes)
+
+
+def _changes(op: tf.Operation) -> bool:
+  return op.type in _CHANGES or bool(_MORE_CHANGES.match(op.type))
 
 
 def _op(item: Any) -> tf.Operation:
@@ -70,6 +118,12 @@ def _op(item: Any) -> tf.Operation:
 
 
 def _alive(op: tf.Operation, tower: tower_lib.Tower) -> tf.Operation:
+  if not _tensorflow.is_plain_graph(op.graph):
+    raise ValueError(
+        "`UPDATE_OPS` must not hold ops from inside a function or a branch of "
+        f"v2 control flow, got `{op.name}` (tower {tower.index}). Call "
+        "`tf.disable_control_flow_v2()` before the model is built, or return "
+        "the value from there and assign it outside.")
   branches, loops = _tensorflow.control_flow_of(op)
   if loops:
     raise ValueError(
@@ -80,8 +134,8 @@ def _alive(op: tf.Operation, tower: tower_lib.Tower) -> tf.Operation:
   return _tensorflow.lift_out_of_conditionals(op) if branches else op
 
 
-def gate(made: Sequence[tf.Operation], input_ops: Iterable[tf.Operation],
-         update_ops: Sequence[tf.Operation]) -> None:
+def gate(made: Set[tf.Operation], input_ops: Iterable[tf.Operation],
+         update_ops: Sequence[tf.Operation]) -> List[tf.Operation]:
   """Lets no update start before every tower has all its inputs.
 
   Without it, a step that fails for want of data in one tower may already have
@@ -92,25 +146,28 @@ def gate(made: Sequence[tf.Operation], input_ops: Iterable[tf.Operation],
     input_ops: The ops that hold the towers' inputs.
     update_ops: What `chosen` returned. Of the ops that they need, those that
       change variables are made to wait.
+
+  Returns:
+    The ops that whatever else changes variables in a step must wait for.
   """
   sources = {op for op in made if op.type in _SOURCES}
   sources.update(input_ops)
   sources = {op for op in sources if not _in_control_flow(op)}
-  if not sources or not update_ops:
-    return
-  made = set(made)
+  if not sources:
+    return []
   needed = _ancestors(update_ops, made)
-  changes = [op for op in needed if op.type in _CHANGES]
+  changes = {
+      start for op in needed if _changes(op)
+      for start in _tensorflow.starts_of(op)
+  }
   # What the inputs themselves need cannot wait for them.
   before = _ancestors(sources, made)
-  changes = [op for op in changes if op not in before]
-  if not changes:
-    return
   with tf.control_dependencies(None):
     with tf.control_dependencies(list(sources)):
       ready = tf.no_op(name="inputs_ready")
-  for op in changes:
+  for op in changes - before:
     _tensorflow.add_control_inputs(op, [ready])
+  return [ready]
 
 
 def _in_control_flow(op: tf.Operation) -> bool:

@@ -9,7 +9,6 @@ gradient of each tower apart.
 """
 
 import contextlib
-import re
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
 from typing import Sequence
 
@@ -109,7 +108,7 @@ class SharedVariables:
         with self._graph.colocate_with(handle.op, ignore_existing=True):
           with tf.name_scope(tower.name_scope):
             views[tower.index] = tf.identity(
-                handle, name=f"view/{variable.op.name}")
+                handle, name=f"towers_view/{variable.op.name}")
     return views[tower.index]
 
   # --- Creation ---
@@ -144,7 +143,7 @@ class SharedVariables:
     # The reset also keeps a device scope or colocation inside the model from
     # moving the variable.
     with self._graph.colocate_with(None, ignore_existing=True):
-      with tf.device(self._parameter_device):
+      with tf.device(self._parameter_device), context.not_watched():
         with tf.name_scope(scope + "/" if scope else None):
           variable = next_creator(**kwargs)
     self._make_tower_aware(variable)
@@ -206,10 +205,10 @@ class SharedVariables:
     wanted = _looks(kwargs)
     scope = self._graph.get_name_scope()
     name = f"{scope}/{kwargs.get('name') or 'Variable'}".lstrip("/")
-    name = _without_numbers(tower.plain_name(name))
+    name = tower_lib.without_numbers(tower.plain_name(name))
     for made in self._made:
       if (not made.by_name and made.position not in self._taken[tower.index] and
-          _without_numbers(made.name) == name and
+          tower_lib.without_numbers(made.name) == name and
           _fits(made.variable, wanted)):
         return made
     return None
@@ -268,11 +267,6 @@ class SharedVariables:
         self.views.get(id(part), {}) for part in _tensorflow.parts_of(variable)
     ]
     return all(tower in view for view in views if 0 in view) and any(views)
-
-
-def _without_numbers(name: str) -> str:
-  """Returns `name` without the numbers that make each of its parts unique."""
-  return re.sub(r"_\d+(?=/|$)", "", name)
 
 
 def _looks(kwargs: Dict[str, Any]) -> Dict[str, Any]:

@@ -30,6 +30,7 @@ PUBLIC = (
 
 # Each module may import only those that stand before it.
 LAYERS = (
+    "_keras",
     "_tensorflow",
     "devices",
     "inputs",
@@ -41,6 +42,7 @@ LAYERS = (
     "moments",
     "fused",
     "batch_norm",
+    "conversion",
     "updates",
     "gradients",
     "model_gradients",

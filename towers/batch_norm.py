@@ -79,7 +79,8 @@ def batch_norm(x: Any,
   _check_range("momentum", momentum, 0.0, 1.0)
   _check_range("epsilon", epsilon, 0.0, float("inf"))
   static_training, training = _checked_training(training)
-  with context.not_watched(), tf.variable_scope(name, "batch_normalization", [x]):
+  with context.not_watched(), tf.variable_scope(name, "batch_normalization",
+                                                [x]):
     layer = _Layer(x, axis, momentum, epsilon, center, scale)
     if static_training is None:
       return layer.either(training)

@@ -50,6 +50,11 @@ def build_towers(model_fn: Callable[..., Any],
   `tf.variable_scope(tf.get_variable_scope(), reuse=True)`. Give it a `name` of
   its own; under the same name its scopes are `towers_2/tower_0/` and so on.
 
+  Random ops draw other numbers in each tower, and tower 0 those of one device;
+  but an op with a `seed` of its own draws the same in all, unless the model
+  adds `towers.current_tower().index` to it. Initial values are the same for
+  every number of towers.
+
   With one device, the graph is the plain one, in a name scope.
 
   Args:
@@ -81,9 +86,9 @@ def build_towers(model_fn: Callable[..., Any],
     ValueError: If an argument is out of range; if the towers do not meet in the
       same layers, make other variables or return other structures; or if the
       loss is no floating scalar. The message names the tower. What `model_fn`
-      raises arrives as it is. The graph's scopes and collections are then as
-      before; ops and variables that were made stay, so start over with a new
-      graph.
+      raises arrives as it is. The graph's scopes, collections and seeds are
+      then as before; ops and variables that were made stay, so start over with
+      a new graph.
   """
   graph = _checked_graph(model_fn, name)
   tower_devices = devices_lib.resolve(devices)
@@ -99,6 +104,7 @@ def build_towers(model_fn: Callable[..., Any],
   _tensorflow.ensure_variable_stores()
   first_op = len(graph.get_operations())
   saved = _tensorflow.snapshot_collections(graph)
+  seeds_drawn = _tensorflow.seeds_drawn(graph)
   try:
     with tf.name_scope(scope):
       shards = inputs_lib.deal(inputs, len(towers))
@@ -132,6 +138,7 @@ def build_towers(model_fn: Callable[..., Any],
       ready = updates.gate(made, inputs_lib.gate(shards), chosen)
   except BaseException:
     _tensorflow.restore_collections(graph, saved)
+    _tensorflow.set_seeds_drawn(graph, seeds_drawn)
     raise
   return graph_lib.TowerGraph(
       towers=towers, loss=loss, outputs=outputs, update_ops=chosen,

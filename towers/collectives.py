@@ -187,7 +187,7 @@ def meet(kind: str, name: str, fn: Callable[[List[Any]], Any], value: Any,
 #
 # A merge ends in one `IdentityN` of its results and of the values that it was
 # made from. A backward pass over all towers takes it for an identity and goes
-# on through what `fn` added. A backward pass of one tower (`tf.gradients` inside
+# on through what `fn` added. A backward pass of one tower (`tf.gradients` in
 # model code) would see no more than this tower's part in the result and in its
 # use. There it becomes a meeting: the towers add up what they hold against the
 # result, and each goes on from its own value.

@@ -15,6 +15,7 @@ class _Local(threading.local):
     self.tower: Optional[tower_lib.Tower] = None
     self.lockstep: Any = None
     self.conversion: Any = None
+    self.merging: Any = None
     self.sync_batch_norm = True
     self.unwatched = False
 
@@ -49,6 +50,21 @@ def lockstep() -> Any:
 def conversion() -> Any:
   """Returns what keeps account of the layers in which towers meet."""
   return _local.conversion
+
+
+def merging() -> Any:
+  """Returns the lockstep whose towers are meeting, in the builder's thread."""
+  return _local.merging
+
+
+@contextlib.contextmanager
+def meeting_of(lockstep_of_towers: Any) -> Iterator[None]:
+  """A context for what the builder's thread makes of a meeting."""
+  _local.merging = lockstep_of_towers
+  try:
+    yield
+  finally:
+    _local.merging = None
 
 
 def sync_batch_norm() -> bool:

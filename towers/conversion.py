@@ -32,7 +32,9 @@ from towers import _tensorflow
 from towers import collectives
 from towers import context
 from towers import fused
+from towers import lockstep as lockstep_lib
 from towers import moments
+from towers import tower as tower_lib
 
 
 class SyncedLayer(NamedTuple):
@@ -51,8 +53,8 @@ class SyncedLayer(NamedTuple):
   towers: int
 
 
-# Functions that take statistics: the end of their module's name, their own name,
-# the op type that reduces in them, and what users call them.
+# Functions that take statistics: the end of their module's name, their own
+# name, the op type that reduces in them, and what users call them.
 _MAKERS = (
     ("tensorflow.python.ops.nn_impl", "moments", "Mean", "tf.nn.moments"),
     ("tensorflow.python.ops.nn_impl", "weighted_moments", "Sum",
@@ -100,10 +102,7 @@ class Conversion:
   def note(self, name: str, kind: str, axes: Sequence[int]) -> None:
     """Notes a layer whose towers meet."""
     if context.current_tower().index == 0:
-      # The scopes that libraries open inside the layer's own are not its name.
-      layer = re.sub(r"(?<=.)/(cond|moments|weighted_moments)(_\d+)?(?=/|$)", "",
-                     name)
-      self.layers.append(SyncedLayer(layer, kind, tuple(axes), self._count))
+      self.layers.append(SyncedLayer(name, kind, tuple(axes), self._count))
 
   def _look(self, op: tf.Operation) -> Optional[Sequence[tf.Tensor]]:
     """Converts `op` if it takes statistics; returns its outputs if changed."""
@@ -128,11 +127,12 @@ class Conversion:
     _check_layer(layer, name)
     data_format = op.get_attr("data_format").decode()
     axes = [k for k, axis in enumerate(data_format) if axis != "C"]
-    self.note(name, _kind(layer, "tf.nn.fused_batch_norm"), axes)
+    self.note(_layer_name(layer, name), _kind(layer, "tf.nn.fused_batch_norm"),
+              axes)
     merged = fused.merged_statistics(
         op.inputs[0], op.inputs[1], op.inputs[2],
         epsilon=op.get_attr("epsilon"), data_format=data_format, name=name,
-        exact_name=False)
+        in_place=True)
     factor = 1.0
     if op.type == "FusedBatchNormV3":
       factor = op.get_attr("exponential_avg_factor")
@@ -162,7 +162,7 @@ class Conversion:
     layer = _layer_around()
     _check_layer(layer, name)
     if not any(local in frame.f_locals for local in _FIRST_RESULTS):
-      self.note(name, _kind(layer, maker), axes)
+      self.note(_layer_name(layer, name), _kind(layer, maker), axes)
     with tf.name_scope("whole_batch"):
       whole = _reduce_over_towers(op.type, x, axes, name)
       _tensorflow.replace_inputs(op, {0: tf.cast(whole, x.dtype)})
@@ -172,19 +172,34 @@ class Conversion:
   def _take_assignment(self, op: tf.Operation) -> None:
     """Notes an assignment of a batch norm layer, and lets it count once."""
     layer = _layer_around()
-    if layer is None and not _in_moving_average():
-      return
+    moving = layer is not None or _in_moving_average()
     lockstep = context.lockstep()
     if lockstep is not None:
-      if not context.sync_batch_norm() and op.inputs[1].dtype.is_floating:
+      if (moving and not context.sync_batch_norm() and
+          op.inputs[1].dtype.is_floating):
         # The towers' values differ; what is assigned is linear in them.
         with tf.name_scope("mean_over_towers"):
           mean = collectives.mean_over_rows(op.inputs[1], _name_of(op))
           _tensorflow.replace_inputs(op, {1: tf.stop_gradient(mean)})
-      if lockstep.once(lambda: op) is not op:
+      first = lockstep.once(lambda: op)
+      if first is not op and (moving or _repeats(op, first,
+                                                 lockstep.name_scope)):
         self.duplicates.add(op)
     if layer is not None:
       self.assignments[context.current_tower().index].append(op)
+
+
+def _repeats(op: tf.Operation, first: tf.Operation, scope: str) -> bool:
+  """Says whether `op` makes the change that tower 0's op makes already.
+
+  It does if both assign to one variable what follows from where towers met. A
+  counter that each tower counts up is another matter.
+  """
+  common = []
+  return (op.type == first.type and lockstep_lib.variable_op(op.inputs[0]) is
+          lockstep_lib.variable_op(first.inputs[0]) and
+          lockstep_lib.same_value(op.inputs[1], first.inputs[1], True, common)
+          and any(x.op.name.startswith(scope) for x in common))
 
 
 def _blend(before: tf.Tensor, now: tf.Tensor, factor: float) -> tf.Tensor:
@@ -224,7 +239,19 @@ def _name_of(op: tf.Operation) -> str:
   return name.rpartition("/")[0] or name
 
 
-# --- Who asks for an op ---------------------------------------------------------
+def _layer_name(layer: Any, scope: str) -> str:
+  """Returns the name of the layer that takes statistics in `scope`."""
+  # The scopes that libraries open inside the layer's own are not its name.
+  name = re.sub(r"(?<=.)/(cond|moments|weighted_moments)(_\d+)?(?=/|$)", "",
+                scope)
+  parent, slash, last = name.rpartition("/")
+  own = getattr(layer, "name", last)
+  # Keras opens the scope of a layer once to build it and once to call it.
+  same = tower_lib.without_numbers(own) == tower_lib.without_numbers(last)
+  return parent + slash + own if same else name
+
+
+# --- Who asks for an op -------------------------------------------------------
 #
 # The op is created by a call from its library, so the answer stands on the
 # stack. Module and function names are compared, so that no library has to be
@@ -287,7 +314,7 @@ def _check_layer(layer: Any, name: str) -> None:
         "statistics while another changes them. Use plain batch norm.")
   if getattr(layer, "virtual_batch_size", None) is not None:
     raise ValueError(
-        "`virtual_batch_size` of a batch norm layer must be None for statistics "
-        f"over the whole batch: got {layer.virtual_batch_size} ({where}). Put "
-        "the layer under `towers.no_sync()`, where its ghost batches are made "
-        "of the rows of a tower.")
+        "`virtual_batch_size` of a batch norm layer must be None for "
+        f"statistics over the whole batch: got {layer.virtual_batch_size} "
+        f"({where}). Put the layer under `towers.no_sync()`, where its ghost "
+        "batches are made of the rows of a tower.")

@@ -102,7 +102,8 @@ def session_config(devices: Sequence[str],
 
   Soft placement is on, for ops without a kernel on the device of their tower.
   It would also move a whole tower whose device is missing, without a word; that
-  is why the devices are checked here.
+  is why the devices are checked here. Where all are CPUs, TensorFlow's graph
+  optimizer is off, unless `overrides` has `graph_options`.
 
   Args:
     devices: Device strings.
@@ -130,11 +131,16 @@ def session_config(devices: Sequence[str],
   fields = dict(allow_soft_placement=True)
   fields.update(overrides)
   try:
-    return tf.ConfigProto(device_count=counts, **fields)
+    config = tf.ConfigProto(device_count=counts, **fields)
   except (ValueError, TypeError) as error:
     raise ValueError(
         "`overrides` must be fields of tf.ConfigProto and their values: got "
         f"{overrides!r} ({error}).") from error
+  if not needed["GPU"] and "graph_options" not in overrides:
+    # On CPUs the graph optimizer brings nothing that a step would show, and
+    # takes most of the time to the first step of a deep model.
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+  return config
 
 
 def _local(device: str) -> Optional[tf.DeviceSpec]:

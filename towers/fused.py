@@ -45,14 +45,15 @@ _UNIT_EPSILON = 2.0**-12
 _UNIT_VARIANCE = 1.0 - _UNIT_EPSILON
 _EPSILON = "_towers_epsilon"
 _SUMS_ARE_SCALED = "_towers_sums_are_scaled"
+# The inputs of the op that ends a merge, after its six results.
+_PACKED, _MINUS_TOTAL, _SCALE, _DEVIATIONS, _PRESENT = range(6, 11)
 
 
 class Merged(NamedTuple):
   """The moments of the whole batch, as the towers get them.
 
   Fields:
-    slot_mean: Float32 tensor of shape `[C]`, for a normalising op of this module
-      alone.
+    slot_mean: Float32 tensor of shape `[C]`, for ops of this module only.
     slot_variance: The same for the (biased) variance.
     mean: Float32 tensor of shape `[C]`, without a gradient.
     unbiased_variance: Float32 tensor of shape `[C]`, without a gradient.
@@ -67,25 +68,26 @@ class Merged(NamedTuple):
 
 
 class _Weights(NamedTuple):
-  """How the moments of `T` towers add up; arrays, or tensors of the same shape.
+  """How the moments of `T` towers add up.
 
   Fields:
     shares: Share of each tower in the elements of the batch, `[T, 1]`.
     within: Weight of each tower's unbiased variance, `[T, 1]`.
-    total: Number of elements per channel in the batch, `[]`.
-    bessel: `total / (total - 1)`, `[]`; 1 for a single element.
+    minus_total: The number of elements per channel in the batch, negative,
+      `[]`.
+    bessel: `N / (N - 1)` for `N` such elements, `[]`; 1 for a single one.
     present: 1 for each tower that has rows, else 0, `[T, 1]`; None if all do.
   """
-  shares: Any
-  within: Any
-  total: Any
-  bessel: Any
-  present: Any
+  shares: tf.Tensor
+  within: tf.Tensor
+  minus_total: tf.Tensor
+  bessel: tf.Tensor
+  present: Optional[tf.Tensor]
 
 
 def merged_statistics(x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, *,
                       epsilon: float, data_format: str, name: str,
-                      exact_name: bool = True) -> Merged:
+                      in_place: bool = False) -> Merged:
   """Returns the moments of `x` over the rows of all towers.
 
   Args:
@@ -96,14 +98,14 @@ def merged_statistics(x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, *,
     epsilon: Will be added to the variance.
     data_format: "NHWC", "NCHW", "NDHWC" or "NCDHW".
     name: Name of the layer, for the scope of the merge and for errors.
-    exact_name: See `lockstep.Lockstep.merge`.
+    in_place: Whether the result is for `normalise_in_place`, for an op of some
+      library, which names it.
   """
-  lockstep = context.lockstep()
+  lockstep, tower = context.lockstep(), context.current_tower()
   channels = tf.dimension_value(scale.shape[0])
   with tf.name_scope("whole_batch"):
     empty = _tensorflow.shared_constant(
-        x.device, context.current_tower().name_scope + "towers_constants",
-        lambda: tf.constant([], tf.float32))
+        [], tf.float32, x.device or tower.device, tower.name_scope)
     with _gradient("FusedBatchNormV3", "TowersStatistics"):
       own = tf.raw_ops.FusedBatchNormV3(
           x=x, scale=scale, offset=offset, mean=empty, variance=empty,
@@ -115,10 +117,15 @@ def merged_statistics(x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, *,
   def merged(values):
     messages, scales, sizes = zip(*values)
     weights = _weights(sizes, lockstep.rows, channels)
-    return _merge(tf.stack(messages), scales, weights, epsilon)
+    result = _merge(tf.stack(messages), scales, weights, epsilon)
+    if in_place:  # Once for all towers, rather than in each.
+      result = result._replace(
+          slot_mean=_tensorflow.of_unknown_shape(result.slot_mean),
+          slot_variance=_tensorflow.of_unknown_shape(result.slot_variance))
+    return result
 
   return lockstep.merge("batch norm", name, merged, value,
-                        (x.dtype.name, f"{channels} channels"), exact_name)
+                        (x.dtype.name, f"{channels} channels"), not in_place)
 
 
 def normalise(x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor,
@@ -152,24 +159,39 @@ def _merge(packed: tf.Tensor, scales: Sequence[tf.Tensor], weights: _Weights,
            epsilon: float) -> Merged:
   """Combines the towers' moments, `packed` as `[T, 2, C]`."""
   means, variances = tf.unstack(packed, axis=1)
-  mean = tf.reduce_sum(weights.shares * means, axis=0)
-  variance = tf.reduce_sum(
-      weights.within * variances +
-      weights.shares * tf.squared_difference(means, mean), axis=0)
+  mean = _sum_over_towers(weights.shares * means)
+  # What the backward pass takes, too.
+  deviations = means - mean
+  variance = _sum_over_towers(weights.within * variances +
+                              weights.shares * tf.square(deviations))
   # The scale is most often one variable that all towers read.
   scale = scales[0]
   sums_are_scaled = not all(
       lockstep_lib.same_value(scale, other, reads=True) for other in scales)
   if sums_are_scaled:
     scale = tf.ones_like(scale)
-  others = [packed, tf.convert_to_tensor(weights.total, tf.float32), scale]
+  others = [packed, weights.minus_total, scale, deviations]
   if weights.present is not None:
-    others.append(tf.convert_to_tensor(weights.present, tf.float32))
-  passed = collectives.boundary("TowersBatchMoments",
-                                [mean, variance, mean, variance], others)
+    others.append(weights.present)
+  unbiased = variance * weights.bessel
+  passed = collectives.boundary(
+      "TowersBatchMoments", [mean, variance, mean, variance, mean, unbiased],
+      others)
   _tensorflow.set_attribute(passed[0].op, _EPSILON, float(epsilon))
-  return Merged(passed[2], passed[3], mean, variance * weights.bessel,
-                sums_are_scaled)
+  return Merged(*passed[2:], sums_are_scaled)
+
+
+def _constant(value: Any) -> tf.Tensor:
+  """Returns a float32 constant for a merge, which many layers share."""
+  lockstep = context.merging()
+  return _tensorflow.shared_constant(value, tf.float32, lockstep.device,
+                                     lockstep.name_scope)
+
+
+def _sum_over_towers(x: tf.Tensor) -> tf.Tensor:
+  lockstep = context.merging()
+  return tf.reduce_sum(x, axis=_tensorflow.shared_constant(
+      0, tf.int32, lockstep.device, lockstep.name_scope))
 
 
 def _weights(sizes: Sequence[Any], rows: Sequence[Any],
@@ -184,17 +206,17 @@ def _weights(sizes: Sequence[Any], rows: Sequence[Any],
     counts = np.asarray(sizes, np.float64)[:, np.newaxis] / channels * present
     total = counts.sum()
     return _Weights(
-        (counts / total).astype(np.float32),
-        (np.maximum(counts - 1, 0) / total).astype(np.float32),
-        np.float32(total), np.float32(total / max(total - 1, 1)),
-        None if present.all() else present.astype(np.float32))
+        _constant(counts / total),
+        _constant(np.maximum(counts - 1, 0) / total), _constant(-total),
+        _constant(total / max(total - 1, 1)),
+        None if present.all() else _constant(present))
   present = None
   counts = tf.cast(tf.stack(sizes), tf.float32)[:, tf.newaxis] / channels
   if not all(isinstance(r, float) and r for r in rows):
     present = tf.cast(tf.stack(rows) > 0, tf.float32)[:, tf.newaxis]
     counts *= present
   total = tf.reduce_sum(counts)
-  return _Weights(counts / total, tf.maximum(counts - 1, 0) / total, total,
+  return _Weights(counts / total, tf.maximum(counts - 1, 0) / total, -total,
                   total / tf.maximum(total - 1, 1), present)
 
 
@@ -247,31 +269,42 @@ def _moments_gradient(op: tf.Operation, dmean: Optional[tf.Tensor],
   """Turns the towers' sums into the map that each applies to its rows."""
   if context.building() is not None:
     return _true_moments_gradient(op, [dmean, dvariance, sum_dy, sum_dy_x_hat])
-  mean, variance, _, _, packed, total, scale = op.inputs[:7]
+  variance, minus_total, scale, deviations = (
+      op.inputs[1], op.inputs[_MINUS_TOTAL], op.inputs[_SCALE],
+      op.inputs[_DEVIATIONS])
   slopes, shifts = [], []
   if not _tensorflow.is_zeros(sum_dy):
-    inverse = tf.math.rsqrt(variance + op.get_attr(_EPSILON))
-    factor = -scale * inverse / total
+    epsilon = _backward_constant(op.get_attr(_EPSILON), tf.float32, op)
+    inverse = tf.math.rsqrt(variance + epsilon)
+    factor = scale * inverse / minus_total
     slopes.append(factor * inverse * sum_dy_x_hat)
     shifts.append(factor * sum_dy)
   if not _tensorflow.is_zeros(dmean):
-    shifts.append(dmean / total)
+    shifts.append(-dmean / minus_total)
   if not _tensorflow.is_zeros(dvariance):
-    slopes.append(2.0 * dvariance / total)
-  slope = tf.add_n(slopes) if slopes else tf.zeros_like(mean)
-  shift = tf.add_n(shifts) if shifts else tf.zeros_like(mean)
+    slopes.append(-2.0 * dvariance / minus_total)
+  slope = tf.add_n(slopes) if slopes else tf.zeros_like(variance)
+  shift = tf.add_n(shifts) if shifts else tf.zeros_like(variance)
   # Each tower measures x from its own mean, which is close to its values.
-  means = packed[:, 0]
-  shifts = shift + slope * (means - mean)
-  maps = tf.stack([tf.broadcast_to(slope, tf.shape(shifts)), shifts], axis=1)
+  shifts = shift + slope * deviations
+  shape = _backward_constant(deviations.shape.as_list(), tf.int32, op)
+  maps = tf.stack([tf.broadcast_to(slope, shape), shifts], axis=1)
   return _for_packed(op, maps)
+
+
+def _backward_constant(value: Any, dtype: tf.DType,
+                       op: tf.Operation) -> tf.Tensor:
+  """Returns a constant that the backward pass of many layers shares."""
+  return _tensorflow.shared_constant(value, dtype, op.device, "gradients/")
 
 
 def _for_packed(op: tf.Operation, gradient: tf.Tensor) -> List[Any]:
   """Returns `gradient` for the packed moments, none to towers without rows."""
-  if len(op.inputs) > 7:
-    gradient *= op.inputs[7][:, :, tf.newaxis]
-  return [None] * 4 + [gradient] + [None] * (len(op.inputs) - 5)
+  if len(op.inputs) > _PRESENT:
+    gradient *= op.inputs[_PRESENT][:, :, tf.newaxis]
+  gradients: List[Any] = [None] * len(op.inputs)
+  gradients[_PACKED] = gradient
+  return gradients
 
 
 @tf.RegisterGradient("TowersStatistics")
@@ -285,9 +318,8 @@ def _statistics_gradient(op: tf.Operation, _, slope: Optional[tf.Tensor],
     dx = _true_statistics_gradient(op, slope, shift)
     return [dx] + [None] * 4
   channels = tf.dimension_value(own_mean.shape[0])
-  unit = _tensorflow.shared_constant(
-      op.device, f"unit_variance_{channels}",
-      lambda: tf.constant(_UNIT_VARIANCE, tf.float32, [channels]))
+  unit = _backward_constant(
+      np.full([channels], _UNIT_VARIANCE), tf.float32, op)
   with _gradient("FusedBatchNormV3", "TowersFirstDerivative"):
     dx = tf.raw_ops.FusedBatchNormV3(
         x=x, scale=slope, offset=shift, mean=own_mean, variance=unit,
@@ -327,7 +359,8 @@ def _true_normalise_gradient(op: tf.Operation, dy: tf.Tensor) -> List[Any]:
 
 def _true_moments_gradient(op: tf.Operation, grads: List[Any]) -> List[Any]:
   """Adds up the true gradients of the moments; makes the map of them."""
-  mean, packed, total = op.outputs[0], op.inputs[4], op.inputs[5]
+  mean, packed = op.outputs[0], op.inputs[_PACKED]
+  total = -op.inputs[_MINUS_TOTAL]
   dmean, dvariance = grads[0] + grads[2], grads[1] + grads[3]
   dmean, dvariance = collectives.sum_over_towers(
       "tf.gradients of batch norm", "gradient", [dmean, dvariance])

@@ -95,7 +95,6 @@ class Lockstep:
     self._seats = [
         _Seat(_tensorflow.fork_state(graph, tower.index)) for tower in towers
     ]
-    self._running: Optional[_Seat] = None
     self._abandoned = False
     self._shared: List[Any] = []
 
@@ -139,11 +138,17 @@ class Lockstep:
   def _turn(self, seat: _Seat) -> None:
     """Lets one tower run until it stops."""
     builder_state = _tensorflow.exchange_state(self.graph, seat.state)
-    self._running = seat
-    seat.go_on.release()
-    seat.stopped.acquire()
-    self._running = None
-    seat.state = _tensorflow.exchange_state(self.graph, builder_state)
+    try:
+      seat.go_on.release()
+      seat.stopped.acquire()
+    except BaseException:
+      # Interrupted. The tower must end before the graph is taken from it.
+      self._abandoned = True
+      seat.go_on.release()
+      seat.thread.join()
+      raise
+    finally:
+      seat.state = _tensorflow.exchange_state(self.graph, builder_state)
     if seat is self._seats[0]:
       # Seeds that a meeting draws come next in the sequence of one device.
       _tensorflow.set_seeds_drawn(self.graph, seat.state.seeds_drawn)
@@ -155,7 +160,7 @@ class Lockstep:
     meeting = self._seats[0].meeting
     try:
       with tf.device(self.device), tf.name_scope(self.name_scope):
-        with tf.name_scope(meeting.name or "merge"):
+        with tf.name_scope(meeting.name or "merge"), context.meeting_of(self):
           outcome = meeting.function([s.meeting.value for s in self._seats])
     except Exception as error:  # pylint: disable=broad-except
       # Raised in the tower, so that the traceback shows the model's line.
@@ -168,7 +173,7 @@ class Lockstep:
 
   def _check_meeting(self) -> None:
     first = self._seats[0]
-    for tower, seat in zip(self.towers, self._seats):
+    for tower, seat in zip(self.towers[1:], self._seats[1:]):
       if first.ended != seat.ended:
         waiting = (0, first) if seat.ended else (tower.index, seat)
         ended = tower.index if seat.ended else 0
@@ -198,9 +203,6 @@ class Lockstep:
   def _end_threads(self) -> None:
     """Ends all threads, whatever they wait for."""
     self._abandoned = True
-    if self._running is not None:  # Interrupted while a tower was running.
-      self._running.stopped.acquire()
-      self._running = None
     for seat in self._seats:
       if not seat.ended:
         self._turn(seat)
@@ -233,8 +235,8 @@ class Lockstep:
       function: Called once, in the builder's thread.
       value: This tower's value.
       signature: What must be equal in all towers.
-      exact_name: Whether `name` is the same in all towers but for numbers. Keras
-        counts the layers of all towers together.
+      exact_name: Whether `name` must be the same to the last number. The scopes
+        that libraries open need not be.
 
     Raises:
       ValueError: If the tower stands in a loop or a function body, where towers
@@ -291,8 +293,16 @@ def _describe(branches: Sequence[_tensorflow.Branch]) -> str:
   if not branches:
     return "no `tf.cond`"
   return " in ".join(
-      f"the {bool(branch.taken_when)} branch of `{branch.predicate.name}`"
+      f"the {bool(branch.taken_when)} branch of "
+      f"`{_named(branch.predicate).name}`"
       for branch in reversed(branches))
+
+
+def _named(predicate: tf.Tensor) -> tf.Tensor:
+  """Returns the tensor that the model gave to `tf.cond`."""
+  while predicate.op.type == "Identity":
+    predicate = predicate.op.inputs[0]
+  return predicate
 
 
 def _same_branches(one: Sequence[_tensorflow.Branch],
@@ -302,7 +312,8 @@ def _same_branches(one: Sequence[_tensorflow.Branch],
       for a, b in zip(one, other))
 
 
-def same_value(one: tf.Tensor, other: tf.Tensor, reads: bool = False) -> bool:
+def same_value(one: tf.Tensor, other: tf.Tensor, reads: bool = False,
+               common: Optional[List[tf.Tensor]] = None) -> bool:
   """Says whether two tensors are computed alike, from the same tensors.
 
   Then they are equal in every run, although each tower has its own ops for it.
@@ -313,21 +324,40 @@ def same_value(one: tf.Tensor, other: tf.Tensor, reads: bool = False) -> bool:
     other: Another.
     reads: Whether reads of the same variable are taken to be equal, as they are
       for variables that change between steps only.
+    common: List to which tensors are added that both are computed from.
   """
-  if one is other:
-    return True
-  a, b = one.op, other.op
-  if reads and a.type == b.type == "ReadVariableOp":
-    return _source(a.inputs[0]) is _source(b.inputs[0])
-  if (a.type != b.type or one.value_index != other.value_index or
-      a.op_def.is_stateful or len(a.inputs) != len(b.inputs) or
-      (not len(a.inputs) and a.type != "Const") or
-      _attributes(a) != _attributes(b)):
-    return False
-  return all(same_value(x, y, reads) for x, y in zip(a.inputs, b.inputs))
+  pending, seen = [(one, other)], set()
+  while pending:
+    one, other = pending.pop()
+    a, b = one.op, other.op
+    pair = (a, one.value_index, b, other.value_index)
+    if pair in seen:
+      continue
+    seen.add(pair)
+    if one is other:
+      if common is not None:
+        common.append(one)
+    elif reads and a.type == b.type == "ReadVariableOp":
+      if variable_op(a.inputs[0]) is not variable_op(b.inputs[0]):
+        return False
+    elif one.value_index != other.value_index or not _alike(a, b):
+      return False
+    else:
+      pending.extend(zip(a.inputs, b.inputs))
+  return True
 
 
-def _source(handle: tf.Tensor) -> tf.Operation:
+def _alike(a: tf.Operation, b: tf.Operation) -> bool:
+  """Says whether two ops give the same, from the same inputs."""
+  return (a.type == b.type and not a.op_def.is_stateful and
+          # Each of them may be fed.
+          a.type not in ("Placeholder", "PlaceholderWithDefault") and
+          len(a.inputs) == len(b.inputs) and
+          (bool(a.inputs) or a.type == "Const") and
+          _attributes(a) == _attributes(b))
+
+
+def variable_op(handle: tf.Tensor) -> tf.Operation:
   """Returns the variable's op, whatever view or branch it is read through."""
   op = handle.op
   while op.type in ("Identity", "Switch", "Enter"):

@@ -32,6 +32,7 @@ _LINEAR = _ADDITIONS | frozenset([
     "Identity", "IdentityN", "Neg", "Cast", "Reshape", "Squeeze", "ExpandDims",
     "StopGradient", "Mul"
 ])
+_SHAPING = frozenset(["ConcatV2", "Pack", "StridedSlice"])
 _DIVISIONS = frozenset(["RealDiv", "DivNoNan", "Div"])
 _REDUCTIONS = frozenset(["Sum", "Mean", "Max", "Min", "Prod"])
 # What these make of a value per row is one again.
@@ -119,9 +120,10 @@ def _weighted(ys: List[Any], grad_ys: List[Any], rows: "_Rows",
     if isinstance(y, tf.Tensor) and (y.dtype.is_floating or y.dtype.is_complex):
       weight = weight_of(y)
       if not isinstance(weight, float) or weight != 1.0:
-        if grad_y is None:
-          grad_y = tf.ones_like(y)
-        grad_y *= tf.cast(weight, y.dtype)
+        # As a number, which takes the type of what it is multiplied by.
+        if isinstance(weight, tf.Tensor):
+          weight = tf.cast(weight, y.dtype)
+        grad_y = weight * (tf.ones_like(y) if grad_y is None else grad_y)
     result.append(grad_y)
   return result
 
@@ -199,35 +201,41 @@ class _Rows:
     if not self._uses(x):
       return None
     op = x.op
-    if op in self._inputs:
-      return _Kind(True, False)
-    parts = [v for v in op.inputs if self._uses(v)]
+    used = [self._uses(v) for v in op.inputs]
+    parts = [v for v, use in zip(op.inputs, used) if use]
+    others = [v for v, use in zip(op.inputs, used) if not use]
     kind = None
-    if op.type in _REDUCTIONS:
+    if op in self._inputs or not parts and x.shape.rank != 0:
+      kind = _Kind(True, False)
+    elif op.type in _REDUCTIONS:
       kind = self._reduced(op, self._kind(op.inputs[0], y))
     elif op.type == "L2Loss":
       if self._kind(op.inputs[0], y) == _Kind(True, False):
         kind = _Kind(False, False)
-    elif op.type in _DIVISIONS and parts == [op.inputs[0]]:
-      kind = self._scaled(op.inputs[0], op.inputs[1], y)
+    elif op.type in _DIVISIONS and used == [True, False]:
+      kind = self._scaled(parts[0], others[0], y, lambda v: v)
     elif op.type == "Mul" and len(parts) == 1:
-      other = op.inputs[1 if parts[0] is op.inputs[0] else 0]
-      kind = self._scaled(parts[0], other, y)
-    elif op.type in _ADDITIONS or op.type in _LINEAR and len(parts) == 1:
+      kind = self._scaled(parts[0], others[0], y, lambda v: 1 / v)
+    elif op.type in _ADDITIONS or op.type in _SHAPING or (
+        op.type in _LINEAR and len(parts) == 1):
       kinds = {self._kind(part, y) for part in parts}
       # What all towers share would be added up with a sum once for each tower.
-      shared = [v for v in op.inputs if v not in parts and not _is_constant(v)]
       if len(kinds) == 1:
         kind = kinds.pop()
-        if shared and not kind.has_rows and not kind.is_mean:
+        shared = not all(_is_constant(v) for v in others)
+        if shared and kind == _Kind(False, False) or (
+            kind.has_rows and x.shape.rank == 0):
           kind = None
     elif op.type in _ELEMENTWISE:
       if all(self._kind(v, y) == _Kind(True, False) for v in parts):
         kind = _Kind(True, False)
-    elif x.shape.rank != 0:
+    elif op.type not in _LINEAR | _DIVISIONS and x.shape.rank != 0 and any(
+        v.shape.rank != 0 for v in parts):
       kind = _Kind(True, False)
-    if kind is None and op.type in _LINEAR and x.shape.rank:
-      kind = _Kind(True, False)
+    if kind is None and op.type in _LINEAR | _DIVISIONS and x.shape.rank != 0:
+      # Rows, put together with what is not made of rows alone.
+      if any(self._kind(v, y).has_rows for v in parts):
+        kind = _Kind(True, False)
     if kind is None:
       raise ValueError(
           "`ys` of `tf.gradients` in `model_fn` must be tensors with a value "
@@ -249,32 +257,34 @@ class _Rows:
       return _Kind(False, True)
     return None
 
-  def _scaled(self, x: tf.Tensor, factor: tf.Tensor,
-              y: tf.Tensor) -> Optional[_Kind]:
-    """Returns what `x` is, multiplied or divided by `factor`."""
+  def _scaled(self, x: tf.Tensor, factor: tf.Tensor, y: tf.Tensor,
+              divisor: Callable[[float], float]) -> Optional[_Kind]:
+    """Returns what `x` is, divided by `divisor` of `factor`."""
     kind = self._kind(x, y)
-    counts = self._counts_rows(factor, x)
+    counts = self._counts_rows(factor, x, divisor)
     if counts is None:
       return None
     if not counts:
       return kind
     return None if kind.is_mean else _Kind(kind.has_rows, True)
 
-  def _counts_rows(self, factor: tf.Tensor, x: tf.Tensor) -> Optional[bool]:
+  def _counts_rows(self, factor: tf.Tensor, x: tf.Tensor,
+                   divisor: Callable[[float], float]) -> Optional[bool]:
     """Says whether `factor` is made of the number of rows; None: who knows."""
     if self._uses(factor, shapes=True):
       return True
-    value = tf.get_static_value(factor)
+    value = _static_value(factor)
     if value is None or self._count is None or np.ndim(value) or not value:
       return False
     # A shape that is known while building has become a constant.
-    number = max(abs(value), 1 / abs(value))
-    if abs(number / self._count - round(number / self._count)) > 1e-6:
+    number = abs(divisor(value))
+    if number < 0.5 or abs(number / self._count -
+                           np.round(number / self._count)) > 1e-6:
       return False
     if factor.op.type != "Const":
       return True
     # Half a sum, or the mean of two? Only a number as it stands can be either.
-    is_size = x.op.type == "Sum" and number in (
+    is_size = x.op.type == "Sum" and np.round(number) in (
         self._count, x.op.inputs[0].shape.num_elements())
     return None if is_size else False
 
@@ -305,6 +315,26 @@ def _reduces_first_axis(op: tf.Operation) -> bool:
   if op.outputs[0].shape.rank == 0 or axes is None or rank is None:
     return True
   return 0 in [axis % rank for axis in np.ravel(axes)]
+
+
+def _static_value(x: tf.Tensor) -> Any:
+  """Returns the value of `x` if it is computed from constants alone."""
+  value = tf.get_static_value(x)
+  ops = [] if value is not None else list(_ancestors(x))
+  if not ops or any(op.op_def.is_stateful or op.type != "Const" and not op.inputs
+                    for op in ops):
+    return value
+  nodes = tf.GraphDef()
+  for op in ops:
+    node = nodes.node.add(name=op.name, op=op.type)
+    node.input.extend(v.name for v in op.inputs)
+    for key, attribute in op.node_def.attr.items():
+      if not key.startswith("_"):
+        node.attr[key].CopyFrom(attribute)
+  with tf.Graph().as_default() as graph:
+    result, = tf.import_graph_def(nodes, return_elements=[x.name], name="")
+    with tf.Session(graph=graph) as session:
+      return session.run(result)
 
 
 def _is_constant(x: tf.Tensor) -> bool:

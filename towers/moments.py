@@ -1,6 +1,7 @@
 """Mean and variance over the rows of all towers."""
 
-from typing import Any, List, NamedTuple, Sequence, Tuple, Union
+import numbers
+from typing import Any, List, NamedTuple, Sequence, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -92,7 +93,7 @@ def normalised_axes(axes: Union[int, Sequence[int]], rank: int) -> List[int]:
   Raises:
     ValueError: If one lies outside the rank or stands twice.
   """
-  axes = [axes] if isinstance(axes, int) else list(axes)
+  axes = [axes] if isinstance(axes, numbers.Integral) else list(axes)
   result = sorted(axis % rank for axis in axes if -rank <= axis < rank)
   if len(set(result)) != len(axes) or not axes:
     raise ValueError(

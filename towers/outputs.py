@@ -54,7 +54,7 @@ def _spec(tower: tower_lib.Tower, returned: Any) -> tower_lib.TowerSpec:
 def _tensor(value: Any, what: str, where: str) -> tf.Tensor:
   try:
     if value is None:
-      raise ValueError("None is no tensor.")
+      raise ValueError("`None` is no tensor.")
     return tf.convert_to_tensor(value)
   except (TypeError, ValueError) as error:
     raise TypeError(
@@ -124,7 +124,35 @@ def _that_counts(tower: tower_lib.Tower, value: tf.Tensor) -> tf.Tensor:
   always = isinstance(tower.weight, float) and tower.weight
   if tower.count == 1 or always or value.shape.rank:
     return value
+  _let_nothing_divide_nothing(value)
   return tf.where_v2(tower.weight > 0, value, tf.zeros_like(value))
+
+
+def _let_nothing_divide_nothing(value: tf.Tensor) -> None:
+  """Makes the gradients of the quotients in a mean 0 where the slope is 0.
+
+  A mean over weights, `sum(loss * mask) / sum(mask)`, is 0 / 0 in a tower that
+  has nothing to count. That it does not count leaves a slope of 0, of which a
+  plain quotient would make 0 / 0 again, for every variable.
+  """
+  pending, seen = [value], set()
+  while pending:
+    op = pending.pop().op
+    if op in seen:
+      continue
+    seen.add(op)
+    if (op.type in ("RealDiv", "Div") and op.inputs[1].shape.rank == 0 and
+        not _tensorflow.has_gradient_of_its_own(op)):
+      _tensorflow.set_gradient(op, "TowersQuotient")
+    pending.extend(
+        x for x in op.inputs if x.shape.rank == 0 or op.type in ("Sum", "Mean"))
+
+
+@tf.RegisterGradient("TowersQuotient")
+def _quotient_gradient(op: tf.Operation, slope: tf.Tensor) -> List[tf.Tensor]:
+  by_numerator = tf.math.divide_no_nan(slope, op.inputs[1])
+  by_denominator = tf.math.multiply_no_nan(op.outputs[0], by_numerator)
+  return [by_numerator, -tf.reduce_sum(by_denominator)]
 
 
 def together(towers: Sequence[tower_lib.Tower],

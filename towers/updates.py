@@ -35,8 +35,7 @@ _CHANGES = frozenset([
     "CountUpTo", "ResourceCountUpTo",
 ])
 _MORE_CHANGES = re.compile(
-    r"(Resource)?(Sparse)?Apply[A-Z]|LookupTable(Insert|Import|Remove)|"
-    "QueueEnqueue")
+    "(Resource)?(Sparse)?Apply[A-Z]|LookupTable(Insert|Import)|QueueEnqueue")
 
 
 def policy(update_ops: str) -> str:
@@ -56,8 +55,8 @@ def of_tower(tower: tower_lib.Tower, assignments: Sequence[tf.Operation],
              made: Set[tf.Operation]) -> Tuple[Any, ...]:
   """Returns the update ops of one tower.
 
-  They are what it put into `UPDATE_OPS`, and the `assignments` of its batch norm
-  layers that no op in there runs.
+  They are what it put into `UPDATE_OPS`, and the `assignments` of its batch
+  norm layers that no op in there runs.
 
   Args:
     tower: The tower.

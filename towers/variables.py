@@ -118,9 +118,10 @@ class SharedVariables:
     tower = context.current_tower()
     if tower.index == 0:
       before = _tensorflow.collection_sizes(self._graph)
+      name = self._wanted_name(tower, kwargs)
       variable = self._create_shared(next_creator, kwargs)
       if not self._in_get_variable:
-        self._note(variable.op.name, variable, False, before)
+        self._note(name, variable, False, before)
       return variable
     if not self._in_get_variable:
       made = self._next_unnamed(tower, kwargs)
@@ -171,14 +172,26 @@ class SharedVariables:
     made = self._made_by_name.get(name) if tower.index > 0 else None
     if made is not None and made.position not in self._taken[tower.index]:
       kwargs["reuse"] = True
+      if not callable(kwargs.get("initializer", callable)):
+        # A value says its own type; TensorFlow asks it only if it makes one.
+        kwargs["dtype"] = _value_type(kwargs["initializer"], kwargs["dtype"])
     before = _tensorflow.collection_sizes(self._graph)
     known = len(self._used)
     self._in_get_variable = True
     try:
       variable = original(*args, **kwargs)
     except ValueError as error:
-      if made is None:
+      others = [
+          extra.tower for extra in self._extras
+          if f"{extra.variable.op.name}/".startswith(f"{name}/")
+      ]
+      if made is None and not others:
         raise
+      if made is None:
+        raise ValueError(
+            "`model_fn` must make the same variables in each tower: tower "
+            f"{others[0]} and tower {tower.index} make `{name}`, tower 0 does "
+            "not.") from error
       raise ValueError(
           f"`model_fn` must make the same variables in each tower: tower "
           f"{tower.index} asks for `{name}` otherwise than tower 0. {error}"
@@ -199,19 +212,29 @@ class SharedVariables:
                     kwargs: Dict[str, Any]) -> Optional[_Made]:
     """Returns tower 0's counterpart of what `tower` is about to create.
 
-    That is the first one not yet taken which looks the same. What lies before
-    it belongs to a layer object that the towers share as such.
+    That is the first one not yet taken which was asked for by the same name;
+    else by one that differs in its numbers, as a layer object that tower 0 has
+    built for all may use up a number. What the tower has used already without
+    having asked for it belongs to such an object.
     """
     wanted = _looks(kwargs)
+    name = self._wanted_name(tower, kwargs)
+    alike = [
+        made for made in self._made
+        if (not made.by_name and
+            made.position not in self._taken[tower.index] and
+            tower.index not in self.views.get(id(made.variable), {}) and
+            tower_lib.without_numbers(made.name) == tower_lib.without_numbers(
+                name) and _fits(made.variable, wanted))
+    ]
+    same = [made for made in alike if made.name == name]
+    return (same or alike or [None])[0]
+
+  def _wanted_name(self, tower: tower_lib.Tower, kwargs: Dict[str, Any]) -> str:
+    """Returns the plain name of a variable before it is made unique."""
     scope = self._graph.get_name_scope()
     name = f"{scope}/{kwargs.get('name') or 'Variable'}".lstrip("/")
-    name = tower_lib.without_numbers(tower.plain_name(name))
-    for made in self._made:
-      if (not made.by_name and made.position not in self._taken[tower.index] and
-          tower_lib.without_numbers(made.name) == name and
-          _fits(made.variable, wanted)):
-        return made
-    return None
+    return tower.plain_name(name)
 
   def _note(self, name: str, variable: Any, by_name: bool,
             before: Dict[Any, int]) -> None:
@@ -267,6 +290,10 @@ class SharedVariables:
         self.views.get(id(part), {}) for part in _tensorflow.parts_of(variable)
     ]
     return all(tower in view for view in views if 0 in view) and any(views)
+
+
+def _value_type(value: Any, default: Any) -> Any:
+  return default if value is None else tf.convert_to_tensor(value).dtype
 
 
 def _looks(kwargs: Dict[str, Any]) -> Dict[str, Any]:

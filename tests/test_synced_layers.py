@@ -58,8 +58,8 @@ class SyncedLayersTest(parameterized.TestCase):
     lines = out.splitlines()
     self.assertEqual(lines[-1], "13 layers meet.")
     self.assertRegex(
-        lines[1], r"^conv/batch_normalization +towers.batch_norm +"
-        r"\[0, 1, 2\] +3$")
+        lines[1],
+        r"^conv/batch_normalization +towers.batch_norm +\[0, 1, 2\] +3$")
 
   def test_lists_layers_of_a_file_of_plain_code(self):
     status, out, _ = run(f"--model={self.file}:plain",
@@ -96,7 +96,8 @@ class SyncedLayersTest(parameterized.TestCase):
     self.assertLen(err.strip().splitlines(), 1)
 
   def test_names_a_layer_that_cannot_be_converted(self):
-    status, _, err = run(f"--model={self.file}:looping", "--inputs=float32[?,3]")
+    status, _, err = run(f"--model={self.file}:looping",
+                         "--inputs=float32[?,3]")
     self.assertEqual(status, 2)
     self.assertRegex(err, "`while/moments`.*must not stand inside a while loop")
 

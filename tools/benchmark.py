@@ -44,6 +44,9 @@ IMAGE_SHAPE = (32, 32, 3)
 NUM_CLASSES = 10
 MODELS = {f"resnet{depth}": depth for depth in (8, 20, 32, 44, 56, 110)}
 
+# Those that take part if no others are asked for.
+DEFAULT_CONTENDERS = ("one", "loop", "towers")
+
 # Where ratios are to this contender.
 BASE = "loop"
 
@@ -78,7 +81,7 @@ DEFAULT_SETTINGS = (
 class Options:
   """What a run does; the flags of the same names say more."""
   settings: Sequence[Setting] = DEFAULT_SETTINGS
-  contenders: Sequence[str] = ()
+  contenders: Sequence[str] = DEFAULT_CONTENDERS
   repetitions: int = 3
   threads: int = 0
   json: Optional[str] = None
@@ -130,6 +133,14 @@ def tower_loop(loss_fn: LossFn, images: tf.Tensor, labels: tf.Tensor,
   return Built(train_op, tf.ConfigProto(device_count={"CPU": num_towers}))
 
 
+def unoptimized_loop(loss_fn: LossFn, images: tf.Tensor, labels: tf.Tensor,
+                     num_towers: int) -> Built:
+  """`loop` with TensorFlow's graph optimizer off, as `towers` has it on CPUs"""
+  built = tower_loop(loss_fn, images, labels, num_towers)
+  built.config.graph_options.rewrite_options.disable_meta_optimizer = True
+  return built
+
+
 def built_towers(loss_fn: LossFn, images: tf.Tensor, labels: tf.Tensor,
                  num_towers: int) -> Built:
   """`towers.build_towers`, batch norm over the whole batch"""
@@ -141,6 +152,7 @@ def built_towers(loss_fn: LossFn, images: tf.Tensor, labels: tf.Tensor,
 CONTENDERS = {
     "one": one_device,
     "loop": tower_loop,
+    "loop_unoptimized": unoptimized_loop,
     "towers": built_towers,
 }
 
@@ -346,7 +358,8 @@ def parse(argv: Sequence[str]) -> Optional[Options]:
         "Timed steps after the first one, also in the default settings.",
         lower_bound=0)
   count("repetitions", Options.repetitions, "Runs of each contender.")
-  flags.DEFINE_list("contenders", list(CONTENDERS), "Who takes part, in order.",
+  flags.DEFINE_list("contenders", list(DEFAULT_CONTENDERS),
+                    f"Who takes part, in order: of {', '.join(CONTENDERS)}.",
                     flag_values=values)
   count("threads", Options.threads,
         "Threads of TensorFlow, within ops and between them; 0 for as many as "
@@ -372,7 +385,7 @@ def parse(argv: Sequence[str]) -> Optional[Options]:
   _check_contenders(values.contenders, values.here)
   _check_writable(values.json)
   return Options(
-      settings=_settings(values), contenders=values.contenders,
+      settings=_settings(values), contenders=tuple(values.contenders),
       repetitions=values.repetitions, threads=values.threads, json=values.json,
       here=values.here)
 

@@ -32,8 +32,8 @@ import towers
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string(
-    "model", None, "The model function: a file or module, a colon, and the name "
-    "of the function, such as models/resnet.py:logits.", flag_values=FLAGS)
+    "model", None, "The model function: a file or module, a colon, and the "
+    "name of the function, such as models/resnet.py:logits.", flag_values=FLAGS)
 flags.DEFINE_list(
     "inputs", [], "Type and shape of each input, such as float32[8,32,32,3]. A "
     "? stands for a size that is not known. None for a model that makes its "

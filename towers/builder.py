@@ -47,8 +47,11 @@ def build_towers(model_fn: Callable[..., Any],
 
   A second build in the same graph, for evaluation beside training, shares
   variables as TensorFlow's reuse rules have it: put it under
-  `tf.variable_scope(tf.get_variable_scope(), reuse=True)`. Give it a `name` of
-  its own; under the same name its scopes are `towers_2/tower_0/` and so on.
+  `tf.variable_scope(tf.get_variable_scope(), reuse=True)`. Layers without names
+  get new ones there, by the same rules; for these, open the same named variable
+  scope around each build, the second time with `reuse=True`. Give the build a
+  `name` of its own; under the same name its scopes are `towers_2/tower_0/` and
+  so on.
 
   Random ops draw other numbers in each tower, and tower 0 those of one device;
   but an op with a `seed` of its own draws the same in all, unless the model

@@ -61,6 +61,8 @@ def deal(inputs: Any, count: int) -> List[Shard]:
 
 def _deal_known(inputs: Any, flat: Sequence[tf.Tensor], rows: int,
                 count: int) -> List[Shard]:
+  if count == 1:
+    return [Shard(tf.nest.pack_sequence_as(inputs, flat), rows)]
   share, extra = divmod(rows, count)
   shards = []
   for tower in range(count):
@@ -68,8 +70,6 @@ def _deal_known(inputs: Any, flat: Sequence[tf.Tensor], rows: int,
     begin = min(tower * share + min(tower, extra), rows - 1)
     end = begin + max(size, 1)
     pieces = [_on_device_of(x, lambda x=x: x[begin:end]) for x in flat]
-    if count == 1:
-      pieces = flat
     shards.append(Shard(tf.nest.pack_sequence_as(inputs, pieces), size))
   return shards
 

@@ -273,16 +273,16 @@ class _Rows:
     """Says whether `factor` is made of the number of rows; None: who knows."""
     if self._uses(factor, shapes=True):
       return True
-    value = _static_value(factor)
-    if value is None or self._count is None or np.ndim(value) or not value:
+    if factor.op.type != "Const":
+      # A size that is known while building, and what is computed from it.
+      return _is_constant(factor)
+    value = tf.get_static_value(factor)
+    if self._count is None or np.ndim(value) or not value:
       return False
-    # A shape that is known while building has become a constant.
     number = abs(divisor(value))
     if number < 0.5 or abs(number / self._count -
                            np.round(number / self._count)) > 1e-6:
       return False
-    if factor.op.type != "Const":
-      return True
     # Half a sum, or the mean of two? Only a number as it stands can be either.
     is_size = x.op.type == "Sum" and np.round(number) in (
         self._count, x.op.inputs[0].shape.num_elements())
@@ -298,14 +298,17 @@ class _Rows:
       seen.add(op)
       if op in self._inputs:
         return True
+      # What towers have met in is the same in all.
       if op.name.startswith(self._merged) or op.type in _CONSTANTS or (
           op.type in _OF_SHAPES and not shapes):
         continue
+      sources = [v.op for v in op.inputs
+                 if not v.op.name.startswith(self._merged)]
       if op.name.startswith(self._tower.name_scope) and (
-          not op.inputs or op.type == "PlaceholderWithDefault" or
+          not op.inputs or op.type == "PlaceholderWithDefault" and sources or
           op.type.startswith(_RANDOM)):
         return True
-      pending.extend(source.op for source in op.inputs)
+      pending.extend(sources)
     return False
 
 
@@ -315,26 +318,6 @@ def _reduces_first_axis(op: tf.Operation) -> bool:
   if op.outputs[0].shape.rank == 0 or axes is None or rank is None:
     return True
   return 0 in [axis % rank for axis in np.ravel(axes)]
-
-
-def _static_value(x: tf.Tensor) -> Any:
-  """Returns the value of `x` if it is computed from constants alone."""
-  value = tf.get_static_value(x)
-  ops = [] if value is not None else list(_ancestors(x))
-  if not ops or any(op.op_def.is_stateful or op.type != "Const" and not op.inputs
-                    for op in ops):
-    return value
-  nodes = tf.GraphDef()
-  for op in ops:
-    node = nodes.node.add(name=op.name, op=op.type)
-    node.input.extend(v.name for v in op.inputs)
-    for key, attribute in op.node_def.attr.items():
-      if not key.startswith("_"):
-        node.attr[key].CopyFrom(attribute)
-  with tf.Graph().as_default() as graph:
-    result, = tf.import_graph_def(nodes, return_elements=[x.name], name="")
-    with tf.Session(graph=graph) as session:
-      return session.run(result)
 
 
 def _is_constant(x: tf.Tensor) -> bool:

@@ -300,14 +300,26 @@ def _looks(kwargs: Dict[str, Any]) -> Dict[str, Any]:
   """Returns what is known of a variable before it exists."""
   value = kwargs.get("initial_value")
   shape, dtype = kwargs.get("shape"), kwargs.get("dtype")
-  if value is not None and not callable(value):
+  if not callable(value):
     value = tf.convert_to_tensor(value, dtype=dtype)
+  elif shape is None or dtype is None:
+    value = _tried(value)
+  if isinstance(value, tf.Tensor):
     shape = value.shape if shape is None else shape
-    dtype = value.dtype
+    dtype = value.dtype if dtype is None else dtype
   return {
       "shape": tf.TensorShape(shape),
       "dtype": None if dtype is None else tf.as_dtype(dtype).base_dtype,
   }
+
+
+def _tried(initial_value: Callable[[], Any]) -> Optional[tf.Tensor]:
+  """Returns what `initial_value` makes, in a graph that is thrown away."""
+  with context.not_watched(), tf.Graph().as_default():
+    try:
+      return tf.convert_to_tensor(initial_value())
+    except Exception:  # pylint: disable=broad-except
+      return None  # It needs tensors of the model.
 
 
 def _fits(variable: Any, wanted: Dict[str, Any]) -> bool:

@@ -135,7 +135,7 @@ class MainTest(parameterized.TestCase, tf.test.TestCase):
       ("steps", ["--steps=-1"], "flag --steps=-1: .*non-negative"),
       ("repetitions", ["--repetitions=0"], "flag --repetitions=0: 0 is not"),
       ("contenders", ["--contenders=loop,horovod"],
-       "`--contenders` must list different ones of one, loop, .*towers: got "),
+       "`--contenders` must list different ones of one, loop, .*: got "),
       ("no_contenders", ["--contenders="], "`--contenders` must .*: got ''"),
       ("twice", ["--contenders=one,one"], "`--contenders` must .*'one,one'"),
       ("several_here", ["--here"], "`--here` must come with one of"),

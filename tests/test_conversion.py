@@ -369,6 +369,45 @@ class ConversionTest(parameterized.TestCase, tf.test.TestCase):
     self.assertEmpty(built.synced_layers)
     self.assertEmpty(merges)
 
+  @parameterized.product(batch_size=(None, 6, 2))
+  def test_norms_by_the_fused_kernel_stay_untouched(self, batch_size):
+    """Layer and instance norm, with the rows among the kernel's channels."""
+
+    def instance_norm(x):
+      size = tf.shape(x)
+      folded = tf.reshape(tf.transpose(x, [0, 3, 1, 2]), [1, -1, 3, 4])
+      if batch_size:
+        folded.set_shape([1, x.shape[0] * CHANNELS, 3, 4])
+      ones = tf.ones([size[0] * CHANNELS])
+      y = tf.nn.fused_batch_norm(folded, ones, 0 * ones, is_training=True,
+                                 data_format="NCHW")[0]
+      y = tf.reshape(y, [-1, CHANNELS, 3, 4])
+      return tf.transpose(y, [0, 2, 3, 1])
+
+    def model(x):
+      layer = KERAS.layers.LayerNormalization()
+      return {"layer": layer(x), "instance": instance_norm(x)}
+
+    values = np.random.RandomState(0).normal(
+        size=[batch_size or 5, 3, 4, CHANNELS])
+    with tf.Graph().as_default():
+      images = tf.placeholder(tf.float32, [batch_size, 3, 4, CHANNELS])
+      if batch_size == 2:  # One row, and a leading 1: who knows?
+        with self.assertRaisesRegex(
+            ValueError, r"`x` of a batch norm must show which axis is the "
+            r"batch: got .* shape \(1, 6, 3, 4\), reshaped .* \(tower 0\)"):
+          towers.build_towers(model, 2, inputs=images)
+        return
+      built = towers.build_towers(model, 2, inputs=images)
+      with testing.session(initialize=True) as sess:
+        outputs = sess.run(built.outputs, {images: values})
+    self.assertEmpty(built.synced_layers)
+    for name, axes in (("layer", 3), ("instance", (1, 2))):
+      mean = values.mean(axis=axes, keepdims=True)
+      variance = values.var(axis=axes, keepdims=True)
+      self.assertAllClose(outputs[name], (values - mean) / np.sqrt(
+          variance + 1e-3), rtol=1e-4, atol=1e-4)
+
   def test_a_mean_that_is_no_moment_stays_untouched(self):
 
     def model(x):
@@ -567,6 +606,17 @@ class ConversionTest(parameterized.TestCase, tf.test.TestCase):
     with self.assertRaisesRegex(
         ValueError, "tower 0 waits in batch statistics `one/moments`, tower 1 "
         "in batch statistics `other/moments`"):
+      self.build(layer)
+
+  def test_rejects_channels_that_are_not_known(self):
+
+    def layer(x):
+      scale = tf.placeholder_with_default(tf.ones([CHANNELS]), [None])
+      return tf.nn.fused_batch_norm(x, scale, scale, is_training=True)[0]
+
+    with self.assertRaisesRegex(
+        ValueError, "`scale` of a fused batch norm must have a static size: "
+        ".* tower 0"):
       self.build(layer)
 
   @parameterized.named_parameters(("renorm", {"renorm": True}),

@@ -24,7 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 # The checkout's `models` and `tools` are not installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -38,20 +38,18 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from models import resnet
-import towers
+from tools import contenders
 
 IMAGE_SHAPE = (32, 32, 3)
 NUM_CLASSES = 10
 MODELS = {f"resnet{depth}": depth for depth in (8, 20, 32, 44, 56, 110)}
 
+CONTENDERS = contenders.CONTENDERS
 # Those that take part if no others are asked for.
-DEFAULT_CONTENDERS = ("one", "loop", "towers")
+DEFAULT_CONTENDERS = ("one", "loop", "towers", "converted")
 
 # Where ratios are to this contender.
 BASE = "loop"
-
-# Takes images and labels, returns the loss.
-LossFn = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 class UsageError(Exception):
@@ -86,79 +84,6 @@ class Options:
   threads: int = 0
   json: Optional[str] = None
   here: bool = False
-
-
-class Built(NamedTuple):
-  """What a contender builds: the op of one step, and a config to run it."""
-  train_op: tf.Operation
-  config: tf.ConfigProto
-
-
-# --- Contenders ---------------------------------------------------------------
-#
-# Each takes the loss function, the placeholders of the whole batch and the
-# number of towers. The first line of its docstring goes under the tables.
-
-
-def one_device(loss_fn: LossFn, images: tf.Tensor, labels: tf.Tensor,
-               num_towers: int) -> Built:
-  """plain code on one device, with the batch of all towers"""
-  del num_towers
-  loss = loss_fn(images, labels)
-  with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
-    train_op = optimizer().minimize(loss)
-  return Built(train_op, tf.ConfigProto())
-
-
-def tower_loop(loss_fn: LossFn, images: tf.Tensor, labels: tf.Tensor,
-               num_towers: int) -> Built:
-  """the tower loop of the CIFAR-10 tutorial, batch norm by tower"""
-  shards = zip(tf.split(images, num_towers), tf.split(labels, num_towers))
-  opt = optimizer()
-  tower_gradients, update_ops = [], None
-  for i, (tower_images, tower_labels) in enumerate(shards):
-    with tf.device(f"/cpu:{i}"), tf.name_scope(f"tower_{i}"):
-      with tf.variable_scope(tf.get_variable_scope(), reuse=i > 0):
-        loss = loss_fn(tower_images, tower_labels)
-      if update_ops is None:
-        update_ops = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
-      tower_gradients.append(opt.compute_gradients(loss))
-  averaged = []
-  for pairs in zip(*tower_gradients):
-    gradients = [tf.expand_dims(gradient, 0) for gradient, _ in pairs]
-    gradient = tf.reduce_mean(tf.concat(gradients, axis=0), 0)
-    averaged.append((gradient, pairs[0][1]))
-  with tf.control_dependencies(update_ops):
-    train_op = opt.apply_gradients(averaged)
-  return Built(train_op, tf.ConfigProto(device_count={"CPU": num_towers}))
-
-
-def unoptimized_loop(loss_fn: LossFn, images: tf.Tensor, labels: tf.Tensor,
-                     num_towers: int) -> Built:
-  """`loop` with TensorFlow's graph optimizer off, as `towers` has it on CPUs"""
-  built = tower_loop(loss_fn, images, labels, num_towers)
-  built.config.graph_options.rewrite_options.disable_meta_optimizer = True
-  return built
-
-
-def built_towers(loss_fn: LossFn, images: tf.Tensor, labels: tf.Tensor,
-                 num_towers: int) -> Built:
-  """`towers.build_towers`, batch norm over the whole batch"""
-  devices = [f"/cpu:{i}" for i in range(num_towers)]
-  graph = towers.build_towers(loss_fn, devices, inputs=(images, labels))
-  return Built(graph.minimize(optimizer()), graph.session_config())
-
-
-CONTENDERS = {
-    "one": one_device,
-    "loop": tower_loop,
-    "loop_unoptimized": unoptimized_loop,
-    "towers": built_towers,
-}
-
-
-def optimizer() -> tf.train.Optimizer:
-  return tf.train.MomentumOptimizer(0.01, 0.9)
 
 
 # --- One run ------------------------------------------------------------------
@@ -223,7 +148,7 @@ def measure(contender: str, setting: Setting,
   return figures
 
 
-def _loss_fn(model: str) -> LossFn:
+def _loss_fn(model: str) -> contenders.LossFn:
   def loss_fn(images, labels):
     logits = resnet.logits(images, num_classes=NUM_CLASSES, training=True,
                            depth=MODELS[model])

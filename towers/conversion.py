@@ -110,7 +110,7 @@ class Conversion:
       return None
     synced = context.lockstep() is not None and context.sync_batch_norm()
     if op.type in _FUSED:
-      if synced and op.get_attr("is_training"):
+      if synced and op.get_attr("is_training") and _has_batch(op.inputs[0]):
         return self._convert_fused(op)
     elif op.type in ("Mean", "Sum"):
       if synced:
@@ -126,6 +126,12 @@ class Conversion:
     name = _name_of(op)
     _check_layer(layer, name)
     data_format = op.get_attr("data_format").decode()
+    if tf.dimension_value(op.inputs[1].shape[0]) is None:
+      raise ValueError(
+          f"`scale` of a fused batch norm must have a static size: got "
+          f"`{op.inputs[1].name}` of shape {op.inputs[1].shape} (layer "
+          f"`{name}`, tower {context.current_tower().index}). Set the shape, "
+          "or put the layer under `towers.no_sync()`.")
     axes = [k for k, axis in enumerate(data_format) if axis != "C"]
     self.note(_layer_name(layer, name), _kind(layer, "tf.nn.fused_batch_norm"),
               axes)
@@ -157,7 +163,7 @@ class Conversion:
           f"{context.current_tower().index}). Pass numbers, and set the rank.")
     axes = moments.normalised_axes(np.reshape(axes, [-1]).tolist(),
                                    x.shape.rank)
-    if 0 not in axes:
+    if 0 not in axes or not _has_batch(x):
       return
     layer = _layer_around()
     _check_layer(layer, name)
@@ -200,6 +206,44 @@ def _repeats(op: tf.Operation, first: tf.Operation, scope: str) -> bool:
           lockstep_lib.variable_op(first.inputs[0]) and
           lockstep_lib.same_value(op.inputs[1], first.inputs[1], True, common)
           and any(x.op.name.startswith(scope) for x in common))
+
+
+def _has_batch(x: tf.Tensor) -> bool:
+  """Says whether the leading axis of `x` is the batch.
+
+  Layer and instance norm are made of the fused kernel, too: of an `x` whose
+  leading axis is 1 and which has the rows among its channels.
+  """
+  if x.shape.rank is None or tf.dimension_value(x.shape[0]) != 1:
+    return True
+  tower = context.current_tower().index
+  rows = context.lockstep().rows[tower]
+  if not isinstance(rows, float) or rows > 1.0 or any(
+      frame.f_globals.get("__name__", "").endswith(".layer_normalization")
+      for frame in _frames()):
+    return False
+  if _leading_number(x) == 1:
+    raise ValueError(
+        "`x` of a batch norm must show which axis is the batch: got "
+        f"`{x.name}` of shape {x.shape}, reshaped to a leading 1 in a tower of "
+        f"one row (tower {tower}). Reshape to a leading -1 if that is the "
+        "batch; if not, pass inputs of unknown batch size, or put the layer "
+        "under `towers.no_sync()`.")
+  return True
+
+
+def _leading_number(x: tf.Tensor) -> Optional[int]:
+  """Returns the leading size that `x` was reshaped to as a number, if any."""
+  op = x.op
+  while op.type in ("Identity", "Cast", "Transpose"):
+    op = op.inputs[0].op
+  if op.type != "Reshape":
+    return None
+  shape = op.inputs[1]
+  if shape.op.type == "Pack":
+    return tf.get_static_value(shape.op.inputs[0])
+  sizes = tf.get_static_value(shape)
+  return None if sizes is None or not len(sizes) else sizes[0]
 
 
 def _blend(before: tf.Tensor, now: tf.Tensor, factor: float) -> tf.Tensor:

@@ -88,10 +88,9 @@ class TableTest(tf.test.TestCase):
     self.assertIn("| ops | 1 | 1 **1.00** |", lines)
     self.assertLen(lines, 2 + len(benchmark.FIGURES))
 
-  def test_report_says_what_was_measured(self):
+  def test_legend_says_what_was_measured(self):
     options = benchmark.Options(settings=[SMALL], contenders=["one"])
-    text = benchmark.report(options, benchmark.describe_machine(3),
-                            [{"one": [run_figures()]}])
+    text = benchmark.legend(options, benchmark.describe_machine(3))
     self.assertIn(f"TensorFlow {tf.__version__}", text)
     self.assertRegex(text, r"\d+ cores \(\w+\), 3 threads")
     self.assertIn("- `one`: plain code on one device", text)
@@ -169,6 +168,18 @@ class MainTest(parameterized.TestCase, tf.test.TestCase):
         [1.0, 3.0])
 
   def test_failing_contender_ends_it(self):
+    """What was measured before is in the file."""
+    path = pathlib.Path(self.create_tempdir().full_path, "figures.json")
+    turns = [run_figures(), benchmark.UsageError("`loop` must run")]
+    with mock.patch.object(benchmark, "run_apart", side_effect=turns):
+      status, stdout, stderr = call_main("--model=resnet8", f"--json={path}")
+    self.assertEqual((status, stdout), (2, ""))
+    self.assertEndsWith(stderr, "\nbenchmark.py: `loop` must run\n")
+    written = json.loads(path.read_text())["settings"][0]["contenders"]
+    self.assertEqual([len(runs) for runs in written.values()],
+                     [1] + [0] * (len(benchmark.DEFAULT_CONTENDERS) - 1))
+
+  def test_failing_process_is_shown_in_one_line(self):
     fail = subprocess.CompletedProcess([], 1, "", "Traceback\nKilled: memory\n")
     with mock.patch.object(subprocess, "run", return_value=fail):
       status, stdout, stderr = call_main("--model=resnet8")

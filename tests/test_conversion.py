@@ -13,6 +13,7 @@ KERAS = tf.keras
 # tf.layers exists where the Keras of this TensorFlow is version 2.
 HAS_LAYERS = not getattr(KERAS, "__version__", "2").startswith("3")
 CHANNELS = 6
+BATCH_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 32)
 
 
 def _gamma_beta():
@@ -209,12 +210,17 @@ class Trained:
       self.images = tf.placeholder(tf.float32, [None, 3, 4, 2])
       self.labels = tf.placeholder(tf.int64, [None])
       self.training = tf.placeholder(tf.bool, [])
-      phase = self.training if training == "placeholder" else training
+      phase = self.training if isinstance(training, str) else training
+      if training == "tensor":
+        phase = tf.logical_not(tf.logical_not(phase))
 
       def model(images, labels):
+        phase_here = phase
+        if training == "own_tensor":  # Each tower has ops of its own for it.
+          phase_here = tf.logical_not(tf.logical_not(phase))
         kernel = tf.get_variable("kernel", [3, 3, 2, CHANNELS])
         x = tf.nn.conv2d(images, kernel, strides=1, padding="SAME")
-        x = tf.nn.relu(layer(x, phase) + 0.1)
+        x = tf.nn.relu(layer(x, phase_here) + 0.1)
         weights = tf.get_variable("weights", [CHANNELS, 3])
         logits = tf.matmul(tf.reduce_mean(x, axis=[1, 2]), weights)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
@@ -275,20 +281,15 @@ class ConversionTest(parameterized.TestCase, tf.test.TestCase):
 
   @parameterized.named_parameters((name, name) for name in LIBRARIES)
   def test_equals_one_device(self, name):
-    self.assert_equal_to_one_device(LIBRARIES[name], batch_sizes=(1, 2, 5))
-
-  @parameterized.named_parameters(
-      ("fused", "fused"), ("moments", "moments"), ("keras", "keras"))
-  def test_equals_one_device_for_all_batch_sizes(self, name):
     self.assert_equal_to_one_device(
-        LIBRARIES[name], batch_sizes=tuple(range(1, 10)) + (32,),
-        num_towers=(2, 3, 4))
+        LIBRARIES[name], batch_sizes=BATCH_SIZES, num_towers=(2, 3, 4))
 
-  @parameterized.named_parameters((name, name) for name in PHASES)
-  def test_equals_one_device_in_both_phases_of_a_placeholder(self, name):
+  @parameterized.product(
+      name=tuple(PHASES), training=("placeholder", "tensor", "own_tensor"))
+  def test_equals_one_device_in_both_phases(self, name, training):
     self.assert_equal_to_one_device(
-        PHASES[name], batch_sizes=(1, 5), phases=(True, False),
-        training="placeholder")
+        PHASES[name], batch_sizes=(1, 5, 8), phases=(True, False),
+        training=training)
 
   @parameterized.product(
       name=tuple(n for n in ("fused", "keras", "layers") if n in LIBRARIES),

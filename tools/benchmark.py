@@ -24,7 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 # The checkout's `models` and `tools` are not installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -181,26 +181,43 @@ def run_apart(contender: str, setting: Setting,
   return json.loads(process.stdout)
 
 
-def run_all(options: Options) -> List[Dict[str, List[Dict[str, float]]]]:
+# For each contender, the figures of each repetition.
+Result = Dict[str, List[Dict[str, float]]]
+
+
+def run_all(options: Options, save: Callable[[List[Result]], None]) -> None:
   """Runs all settings; says on standard error which it is at.
 
-  Returns:
-    For each setting, for each contender, the figures of each repetition.
+  Args:
+    options: What to run.
+    save: Called after every run with the results so far, one per setting.
   """
-  results = []
+  results: List[Result] = []
   total = (len(options.settings) * options.repetitions *
            len(options.contenders))
   done = 0
   for setting in options.settings:
-    result: Dict[str, Any] = {name: [] for name in options.contenders}
+    result: Result = {name: [] for name in options.contenders}
+    results.append(result)
     for _ in range(options.repetitions):
       for contender in options.contenders:
         done += 1
         print(f"[{done}/{total}] {setting}: {contender}", file=sys.stderr)
         result[contender].append(
             run_apart(contender, setting, options.threads))
-    results.append(result)
-  return results
+        save(results)
+    print(table(setting, result) + "\n", flush=True)
+
+
+def save_json(options: Options, machine: Dict[str, Any],
+              results: Sequence[Result]) -> None:
+  """Writes the figures of every run, if there is a file to write them to."""
+  if options.json is not None:
+    settings = [{**dataclasses.asdict(setting), "contenders": result}
+                for setting, result in zip(options.settings, results)]
+    pathlib.Path(options.json).write_text(
+        json.dumps({"machine": machine, "settings": settings}, indent=2) + "\n",
+        encoding="utf-8")
 
 
 def describe_machine(threads: int) -> Dict[str, Any]:
@@ -217,7 +234,7 @@ def describe_machine(threads: int) -> Dict[str, Any]:
   }
 
 
-def table(setting: Setting, result: Dict[str, List[Dict[str, float]]]) -> str:
+def table(setting: Setting, result: Result) -> str:
   """Returns one setting's figures as a Markdown table."""
   lines = [[str(setting)] + [f"`{contender}`" for contender in result],
            ["---"] + ["---:"] * len(result)]
@@ -242,23 +259,19 @@ def _cell(form: str, values: Sequence[float], base: Sequence[float]) -> str:
   return text
 
 
-def report(options: Options, machine: Dict[str, Any],
-           results: Sequence[Dict[str, List[Dict[str, float]]]]) -> str:
-  """Returns all tables, and what there is to know about them."""
-  parts = [table(setting, result)
-           for setting, result in zip(options.settings, results)]
-  parts.append("\n".join(
-      f"- `{name}`: {CONTENDERS[name].__doc__.splitlines()[0]}"
-      for name in options.contenders))
+def legend(options: Options, machine: Dict[str, Any]) -> str:
+  """Returns what there is to know about the tables."""
+  names = "\n".join(f"- `{name}`: {CONTENDERS[name].__doc__.splitlines()[0]}"
+                    for name in options.contenders)
   ratios = (f" In bold the ratio to `{BASE}`, the median of those of each turn."
             if BASE in options.contenders else "")
-  parts.append(
+  return (
+      f"{names}\n\n"
       f"Medians of {options.repetitions} runs (lowest to highest).{ratios}\n"
       f"{machine['cores']} cores ({machine['processor']}), "
       f"{machine['threads']} threads, TensorFlow {machine['tensorflow']}, "
       f"Python {machine['python']}; load before the first run: "
       f"{machine['load_before']}.")
-  return "\n\n".join(parts)
 
 
 # --- The command line ---------------------------------------------------------
@@ -361,17 +374,11 @@ def main(argv: Sequence[str]) -> int:
                                options.threads)))
       return 0
     machine = describe_machine(options.threads)
-    results = run_all(options)
+    run_all(options, functools.partial(save_json, options, machine))
   except UsageError as error:
     print(f"{pathlib.Path(argv[0]).name}: {error}", file=sys.stderr)
     return 2
-  if options.json is not None:
-    settings = [{**dataclasses.asdict(setting), "contenders": result}
-                for setting, result in zip(options.settings, results)]
-    pathlib.Path(options.json).write_text(
-        json.dumps({"machine": machine, "settings": settings}, indent=2) + "\n",
-        encoding="utf-8")
-  print(report(options, machine, results))
+  print(legend(options, machine))
   return 0
 
 

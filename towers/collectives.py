@@ -224,11 +224,6 @@ def boundary(gradient: str, results: Sequence[tf.Tensor],
   return passed[:len(results)]
 
 
-def results_of(op: tf.Operation) -> int:
-  """Returns how many of the inputs of a `boundary` are its results."""
-  return op.get_attr(_RESULTS)
-
-
 def sum_over_towers(kind: str, name: str,
                     values: Sequence[Optional[tf.Tensor]]) -> List[Any]:
   """Adds up gradients over all towers; for code that runs in each tower."""

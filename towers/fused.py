@@ -23,10 +23,6 @@ moments that others read come out of the merge apart, with true gradients.
 A second derivative through such slots would be wrong, so the fast pass refuses
 it. Inside model code (`tf.gradients` in `model_fn`), where a gradient is often
 made to be differentiated again, plain ops and true gradients stand instead.
-
-References:
-  Ioffe and Szegedy, "Batch Normalization", 2015,
-    https://arxiv.org/abs/1502.03167
 """
 
 from typing import Any, List, NamedTuple, Optional, Sequence
@@ -39,8 +35,8 @@ from towers import collectives
 from towers import context
 from towers import lockstep as lockstep_lib
 
-# Variance and epsilon add up to exactly 1, so that a fused call in inference
-# mode is an affine map. cuDNN takes no epsilon below 1e-5.
+# They add up to exactly 1, so that a fused call in inference mode is an affine
+# map. cuDNN takes no epsilon below 1e-5.
 _UNIT_EPSILON = 2.0**-12
 _UNIT_VARIANCE = 1.0 - _UNIT_EPSILON
 _EPSILON = "_towers_epsilon"
@@ -54,7 +50,7 @@ class Merged(NamedTuple):
 
   Fields:
     slot_mean: Float32 tensor of shape `[C]`, for ops of this module only.
-    slot_variance: The same for the (biased) variance.
+    slot_variance: The same for the variance (biased).
     mean: Float32 tensor of shape `[C]`, without a gradient.
     unbiased_variance: Float32 tensor of shape `[C]`, without a gradient.
     sums_are_scaled: Whether the normalising ops multiply their sums by their
@@ -73,8 +69,7 @@ class _Weights(NamedTuple):
   Fields:
     shares: Share of each tower in the elements of the batch, `[T, 1]`.
     within: Weight of each tower's unbiased variance, `[T, 1]`.
-    minus_total: The number of elements per channel in the batch, negative,
-      `[]`.
+    minus_total: Elements per channel in the batch, negative, `[]`.
     bessel: `N / (N - 1)` for `N` such elements, `[]`; 1 for a single one.
     present: 1 for each tower that has rows, else 0, `[T, 1]`; None if all do.
   """
@@ -98,8 +93,7 @@ def merged_statistics(x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, *,
     epsilon: Will be added to the variance.
     data_format: "NHWC", "NCHW", "NDHWC" or "NCDHW".
     name: Name of the layer, for the scope of the merge and for errors.
-    in_place: Whether the result is for `normalise_in_place`, for an op of some
-      library, which names it.
+    in_place: Whether it is for `normalise_in_place`, for a library's op.
   """
   lockstep, tower = context.lockstep(), context.current_tower()
   channels = tf.dimension_value(scale.shape[0])
@@ -181,17 +175,15 @@ def _merge(packed: tf.Tensor, scales: Sequence[tf.Tensor], weights: _Weights,
   return Merged(*passed[2:], sums_are_scaled)
 
 
-def _constant(value: Any) -> tf.Tensor:
-  """Returns a float32 constant for a merge, which many layers share."""
+def _constant(value: Any, dtype: tf.DType = tf.float32) -> tf.Tensor:
+  """Returns a constant for a merge, which many layers share."""
   lockstep = context.merging()
-  return _tensorflow.shared_constant(value, tf.float32, lockstep.device,
+  return _tensorflow.shared_constant(value, dtype, lockstep.device,
                                      lockstep.name_scope)
 
 
 def _sum_over_towers(x: tf.Tensor) -> tf.Tensor:
-  lockstep = context.merging()
-  return tf.reduce_sum(x, axis=_tensorflow.shared_constant(
-      0, tf.int32, lockstep.device, lockstep.name_scope))
+  return tf.reduce_sum(x, axis=_constant(0, tf.int32))
 
 
 def _weights(sizes: Sequence[Any], rows: Sequence[Any],
@@ -210,14 +202,23 @@ def _weights(sizes: Sequence[Any], rows: Sequence[Any],
         _constant(np.maximum(counts - 1, 0) / total), _constant(-total),
         _constant(total / max(total - 1, 1)),
         None if present.all() else _constant(present))
-  present = None
-  counts = tf.cast(tf.stack(sizes), tf.float32)[:, tf.newaxis] / channels
-  if not all(isinstance(r, float) and r for r in rows):
-    present = tf.cast(tf.stack(rows) > 0, tf.float32)[:, tf.newaxis]
+  one, zero = _constant(1.0), _constant(0.0)
+  column, meeting = _constant([len(sizes), 1], tf.int32), context.merging()
+  present = meeting.once_a_build("present", lambda: _present(rows, column))
+  counts = tf.cast(tf.reshape(tf.stack(sizes), column), tf.float32)
+  counts *= _constant(1.0 / channels)
+  if present is not None:
     counts *= present
-  total = tf.reduce_sum(counts)
-  return _Weights(counts / total, tf.maximum(counts - 1, 0) / total, -total,
-                  total / tf.maximum(total - 1, 1), present)
+  total = tf.squeeze(_sum_over_towers(counts))
+  return _Weights(counts / total, tf.maximum(counts - one, zero) / total,
+                  -total, total / tf.maximum(total - one, one), present)
+
+
+def _present(rows: Sequence[Any], column: tf.Tensor) -> Optional[tf.Tensor]:
+  """Returns 1 for each tower that has rows, else 0, `[T, 1]`."""
+  if all(isinstance(r, float) and r for r in rows):
+    return None
+  return tf.cast(tf.reshape(tf.stack(rows), column) > 0, tf.float32)
 
 
 def _gradient(op_type: str, gradient: str):
@@ -368,7 +369,6 @@ def _true_moments_gradient(op: tf.Operation, grads: List[Any]) -> List[Any]:
   tower = context.current_tower().index
   own_mean = tf.stop_gradient(packed[tower, 0])
   own = tf.stack([slope, shift + slope * (own_mean - mean)])
-  # Of the other towers' rows, the other towers take care.
   count = tf.dimension_value(packed.shape[0])
   maps = [own if k == tower else tf.zeros_like(own) for k in range(count)]
   return _for_packed(op, tf.stack(maps))
@@ -378,7 +378,7 @@ def _true_statistics_gradient(op: tf.Operation, slope: tf.Tensor,
                               shift: tf.Tensor) -> tf.Tensor:
   _, by_channel = _layout(op)
   x = op.inputs[0]
-  # The tower's own mean cancels between this map and its shift.
+  # It cancels between this map and its shift.
   own_mean = tf.stop_gradient(op.outputs[1])
   centred = tf.cast(x, tf.float32) - by_channel(own_mean)
   return tf.cast(centred * by_channel(slope) + by_channel(shift), x.dtype)

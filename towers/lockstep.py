@@ -13,7 +13,8 @@ thread nor by tower are exchanged (`_tensorflow.SwitchedState`).
 
 import contextvars
 import threading
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Set
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Set
 
 import tensorflow.compat.v1 as tf
 
@@ -97,6 +98,7 @@ class Lockstep:
     ]
     self._abandoned = False
     self._shared: List[Any] = []
+    self._made_by_meetings: Dict[str, Any] = {}
 
   # --- For the builder's thread ---
 
@@ -130,6 +132,14 @@ class Lockstep:
     """Adds `item`, which tower 0 has in collection `key`, for the others."""
     for seat in self._seats[1:]:
       seat.state.collections.setdefault(key, []).append(item)
+
+  def once_a_build(self, key: str, make: Callable[[], Any]) -> Any:
+    """Returns what `make()` gave the first meeting that asked for `key`."""
+    if key not in self._made_by_meetings:
+      # Later meetings use it, whatever conditionals this one stands in.
+      with tf.control_dependencies(None):
+        self._made_by_meetings[key] = make()
+    return self._made_by_meetings[key]
 
   def collections_of(self, tower: tower_lib.Tower) -> Any:
     """Returns the collections as they look to `tower`, after its turn."""

@@ -10,7 +10,7 @@ else the machine does meets all of them. Prints a Markdown table for each
 setting: medians, the range, and the ratio to the contender `loop` in the same
 turn. By default a large graph (ResNet-110 in 8 towers) shows the time to build
 it and to run its first step, and ResNet-20 in 2 towers the time of a step. That
-takes about ten minutes on two cores.
+takes about a quarter of an hour on two cores.
 """
 
 import dataclasses

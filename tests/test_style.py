@@ -22,7 +22,7 @@ FOLDERS = {
 MAX_COLUMNS = 80
 MAX_LINES = 400
 # All of TensorFlow's internals stand in one file, so that one look shows them.
-MAX_LINES_OF_INTERNALS = 620
+MAX_LINES_OF_INTERNALS = 720
 
 # The only file that may use TensorFlow's internals.
 INTERNALS = PACKAGE / "_tensorflow.py"
@@ -37,7 +37,8 @@ LAYOUT = (tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
 
 def sources(*folders):
   """Returns named parameters, one for each Python file in `folders`."""
-  return [(f"{folder}_{path.stem.strip('_')}", path)
+  return [("_".join([folder, *path.relative_to(FOLDERS[folder]).parent.parts,
+                     path.stem.strip("_")]), path)
           for folder in folders
           for path in sorted(FOLDERS[folder].rglob("*.py"))]
 

@@ -327,6 +327,65 @@ class HelpersTest(parameterized.TestCase, tf.test.TestCase):
     with testing.session() as sess:
       self.assertEqual(sess.run(y), -8)
 
+  def test_values_are_put_back(self):
+    for use_resource in (False, True):
+      with self.subTest(use_resource=use_resource):
+        variable = tf.get_variable(f"v{use_resource}", [2],
+                                   use_resource=use_resource,
+                                   initializer=tf.ones_initializer())
+        now = _tensorflow.value_now(variable.op)
+        self.assertEqual(now.shape.as_list(), [2])
+        change = variable.assign_add([1.0, 2.0]).op
+        _tensorflow.add_control_inputs(change, [now.op])
+        with tf.control_dependencies([change]):
+          back = _tensorflow.assign_value(variable.op, now)
+        with testing.session(initialize=True) as sess:
+          sess.run(back)
+          self.assertAllEqual(sess.run(variable), [1, 1])
+
+  def test_what_is_a_reference(self):
+    ref = tf.get_variable("ref", [], use_resource=False)
+    resource = tf.get_variable("resource", [], use_resource=True)
+    self.assertTrue(_tensorflow.is_reference(ref.op.outputs[0]))
+    self.assertTrue(_tensorflow.is_reference(resource.handle))
+    self.assertFalse(_tensorflow.is_reference(tf.ones([])))
+
+  def test_copy_of_an_op(self):
+    with tf.device("/cpu:1"):
+      x = tf.reduce_sum(tf.ones([2, 3]), axis=1, keepdims=True)
+    first = tf.no_op()
+    copy_ = _tensorflow.copy_op(x.op, [2 * tf.ones([2, 3]), x.op.inputs[1]],
+                                [first])
+    self.assertEqual((copy_.type, copy_.device), ("Sum", x.op.device))
+    self.assertTrue(copy_.get_attr("keep_dims"))
+    self.assertEqual(list(copy_.control_inputs), [first])
+    with testing.session() as sess:
+      self.assertAllEqual(sess.run(copy_.outputs[0]), [[6], [6]])
+
+  def test_initializers(self):
+    one = tf.get_variable("one", [], use_resource=True)
+    other = tf.get_variable("other", [], use_resource=True)
+    _tensorflow.set_initializer(one, one.assign(3.0, read_value=False))
+    _tensorflow.extend_initializer(one, [other.initializer])
+    with testing.session() as sess:
+      sess.run(one.initializer)
+      self.assertEqual(sess.run(one), 3)
+      self.assertEmpty(sess.run(tf.report_uninitialized_variables()))
+
+  def test_optimizers_ask_the_guard(self):
+    asked = []
+    variable = tf.get_variable("v", [3], use_resource=True)
+    cls = type(variable)
+    _tensorflow.guard_updates(variable, asked.append)
+    _tensorflow.guard_updates(variable, asked.append)  # Once is enough.
+    self.assertIsInstance(variable, cls)
+    for loss in (tf.reduce_sum(variable),
+                 tf.reduce_sum(tf.gather(variable, [1]))):
+      before = len(asked)
+      tf.train.AdamOptimizer().minimize(loss, var_list=[variable])
+      self.assertGreater(len(asked), before)
+    self.assertEqual(set(map(id, asked)), {id(variable)})
+
   def test_summary_tags(self):
     with _tensorflow.summary_tags(lambda tag: f"my_{tag}"):
       summary = tf.summary.scalar("x", 1.0)

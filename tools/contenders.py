@@ -63,9 +63,36 @@ def unoptimized_loop(loss_fn: LossFn, images: tf.Tensor, labels: tf.Tensor,
 def built_towers(loss_fn: LossFn, images: tf.Tensor, labels: tf.Tensor,
                  num_towers: int) -> Built:
   """`towers.build_towers`, batch norm over the whole batch"""
+  return _towers(loss_fn, images, labels, num_towers)
+
+
+def balanced_towers(loss_fn: LossFn, images: tf.Tensor, labels: tf.Tensor,
+                    num_towers: int) -> Built:
+  """`towers` with variables spread over the devices by bytes"""
+  return _towers(loss_fn, images, labels, num_towers, variables="balanced")
+
+
+def replicated_towers(loss_fn: LossFn, images: tf.Tensor, labels: tf.Tensor,
+                      num_towers: int) -> Built:
+  """`towers` with a copy of the variables on each device"""
+  return _towers(loss_fn, images, labels, num_towers, variables="replicated")
+
+
+def packed_towers(loss_fn: LossFn, images: tf.Tensor, labels: tf.Tensor,
+                  num_towers: int) -> Built:
+  """`replicated` with small gradients and variables in messages of 1 MB"""
+  return _towers(loss_fn, images, labels, num_towers, pack_bytes=2**20,
+                 variables="replicated")
+
+
+def _towers(loss_fn: LossFn, images: tf.Tensor, labels: tf.Tensor,
+            num_towers: int, *, pack_bytes: int = 0,
+            variables: str = "shared") -> Built:
   devices = [f"/cpu:{i}" for i in range(num_towers)]
-  graph = towers.build_towers(loss_fn, devices, inputs=(images, labels))
-  return Built(graph.minimize(optimizer()), graph.session_config())
+  graph = towers.build_towers(
+      loss_fn, devices, inputs=(images, labels), variables=variables)
+  train_op = graph.minimize(optimizer(), pack_bytes=pack_bytes)
+  return Built(train_op, graph.session_config())
 
 
 def converted_towers(loss_fn: LossFn, images: tf.Tensor, labels: tf.Tensor,
@@ -108,6 +135,9 @@ CONTENDERS = {
     "loop_unoptimized": unoptimized_loop,
     "towers": built_towers,
     "converted": converted_towers,
+    "balanced": balanced_towers,
+    "replicated": replicated_towers,
+    "packed": packed_towers,
 }
 
 

@@ -1,5 +1,6 @@
 """Graph-mode TensorFlow models, built for several devices as they are."""
 
+from towers.asynchronous import AsyncTraining
 from towers.batch_norm import batch_norm
 from towers.builder import build_towers
 from towers.collectives import all_gather
@@ -9,6 +10,7 @@ from towers.context import current_tower
 from towers.context import no_sync
 from towers.graph import TowerGraph
 from towers.inputs import PerTower
+from towers.loss_scale import DynamicLossScale
 from towers.moments import Moments
 from towers.moments import moments
 from towers.tower import Tower
@@ -17,6 +19,8 @@ from towers.tower import TowerSpec
 __version__ = "0.1.0"
 
 __all__ = (
+    "AsyncTraining",
+    "DynamicLossScale",
     "Moments",
     "PerTower",
     "Tower",

@@ -253,7 +253,8 @@ def is_resource_variable(value: Any) -> bool:
   return isinstance(value, resource_variable_ops.BaseResourceVariable)
 
 
-def tower_aware_class(cls: type, choose_handle: Callable[..., tf.Tensor]):
+def tower_aware_class(cls: type, choose_handle: Callable[..., tf.Tensor],
+                      choose_device: Callable[..., str]):
   """Returns a subclass of variable class `cls` with a handle for each tower.
 
   Every read, gather and assignment of a resource variable goes through its
@@ -266,6 +267,7 @@ def tower_aware_class(cls: type, choose_handle: Callable[..., tf.Tensor]):
     cls: The class of a resource variable.
     choose_handle: Takes the variable and its real handle, returns the handle
       that the building tower is to use.
+    choose_device: Likewise for the device.
   """
   real_handle = cls.handle.fget
 
@@ -292,7 +294,8 @@ def tower_aware_class(cls: type, choose_handle: Callable[..., tf.Tensor]):
       "handle": property(lambda self: choose_handle(self, real_handle(self))),
       # These describe the variable, not the tower's way to it.
       "op": property(lambda self: real_handle(self).op),
-      "device": property(lambda self: real_handle(self).device),
+      "device": property(
+          lambda self: choose_device(self, real_handle(self).device)),
       "graph": property(lambda self: real_handle(self).graph),
       "sparse_read": where_it_is(cls.sparse_read),
       "gather_nd": where_it_is(cls.gather_nd),
@@ -301,11 +304,44 @@ def tower_aware_class(cls: type, choose_handle: Callable[..., tf.Tensor]):
   return type(cls)(cls.__name__, (cls,), namespace)
 
 
+def guard_updates(variable: Any, check: Callable[[Any], None]) -> None:
+  """Calls `check` with `variable` whenever an optimizer updates it.
+
+  Optimizers of v1 ask each variable for its `constraint` as they do.
+  """
+  cls = type(variable)
+  if getattr(cls, "_towers_guarded", False):
+    return
+  constraint = cls.constraint.fget
+
+  def checked(self):
+    check(self)
+    return constraint(self)
+
+  variable.__class__ = type(cls)(cls.__name__, (cls,), {
+      "__module__": cls.__module__,
+      "__qualname__": cls.__qualname__,
+      "_towers_guarded": True,
+      "constraint": property(checked),
+  })
+
+
 def parts_of(variable: Any) -> List[Any]:
   """Returns the variables that a partitioned variable is made of, or itself."""
   if isinstance(variable, variables.PartitionedVariable):
     return list(variable)
   return [variable]
+
+
+def set_initializer(variable: Any, op: tf.Operation) -> None:
+  """Makes `op` what initialises `variable`."""
+  variable._initializer_op = op
+
+
+def extend_initializer(variable: Any, ops: List[tf.Operation]) -> None:
+  """Makes `ops` part of what initialises `variable`, from now on."""
+  with tf.control_dependencies(None):
+    variable._initializer_op = tf.group(variable._initializer_op, *ops)
 
 
 def known_variables(graph: tf.Graph) -> List[tf.Variable]:
@@ -437,6 +473,38 @@ def add_control_inputs(op: tf.Operation, inputs: List[tf.Operation]) -> None:
   op._add_control_inputs(inputs)
 
 
+def is_reference(tensor: tf.Tensor) -> bool:
+  """Says whether `tensor` is a variable (or other state) to change."""
+  return tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype
+
+
+@contextlib.contextmanager
+def _on(device: str) -> Iterator[None]:
+  """A context on `device`, whatever device is current."""
+  with tf.device(None), tf.device(device):
+    yield
+
+
+def value_now(variable_op: tf.Operation) -> tf.Tensor:
+  """Returns what the variable of an op holds before anything changes it."""
+  with tf.control_dependencies(None), _on(variable_op.device):
+    if variable_op.type != "VarHandleOp":
+      return tf.raw_ops.DeepCopy(x=variable_op.outputs[0])  # Updated in place.
+    value = tf.raw_ops.ReadVariableOp(
+        resource=variable_op.outputs[0], dtype=variable_op.get_attr("dtype"))
+  value.set_shape(tf.TensorShape(variable_op.get_attr("shape")))
+  return value
+
+
+def assign_value(variable_op: tf.Operation, value: tf.Tensor) -> tf.Operation:
+  """Returns the op that sets the variable of an op."""
+  with _on(variable_op.device):
+    if variable_op.type != "VarHandleOp":
+      return tf.assign(variable_op.outputs[0], value).op
+    return tf.raw_ops.AssignVariableOp(
+        resource=variable_op.outputs[0], value=value)
+
+
 # --- Ops, as they are created -------------------------------------------------
 
 
@@ -465,6 +533,17 @@ def op_callback(
     yield
   finally:
     op_callbacks.remove_op_callback(callback)
+
+
+def copy_op(op: tf.Operation, inputs: List[tf.Tensor],
+            control_inputs: List[tf.Operation]) -> tf.Operation:
+  """Returns an op like `op` that is fed otherwise."""
+  with tf.control_dependencies(control_inputs):
+    with _on(op.device):
+      return op.graph.create_op(
+          op.type, inputs, dtypes=[x.dtype for x in op.outputs],
+          name=op.name.rpartition("/")[2], attrs=dict(op.node_def.attr),
+          op_def=op.op_def)
 
 
 def replace_inputs(op: tf.Operation, inputs: Dict[int, tf.Tensor]) -> None:

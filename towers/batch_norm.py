@@ -232,6 +232,7 @@ class _Layer:
     statistics = tf.stop_gradient(tf.stack(own[1:]))
     merged = collectives.meet("batch norm", self._name, mean_over_towers,
                               (statistics, count))
+    context.conversion().note_own(merged, statistics)
     return _Statistics(own.y, merged[0], merged[1])
 
   def _update(self, statistics: _Statistics,

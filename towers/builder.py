@@ -8,14 +8,18 @@ from typing import Tuple, Union
 import tensorflow.compat.v1 as tf
 
 from towers import _tensorflow
+from towers import build as build_lib
 from towers import context
 from towers import conversion as conversion_lib
 from towers import devices as devices_lib
+from towers import gradients
 from towers import graph as graph_lib
 from towers import inputs as inputs_lib
 from towers import lockstep as lockstep_lib
 from towers import model_gradients
 from towers import outputs as outputs_lib
+from towers import placement as placement_lib
+from towers import seeds
 from towers import tower as tower_lib
 from towers import updates
 from towers import variables as variables_lib
@@ -26,6 +30,7 @@ def build_towers(model_fn: Callable[..., Any],
                  *,
                  inputs: Any = None,
                  parameter_device: Optional[str] = None,
+                 variables: str = "shared",
                  sync_batch_norm: bool = True,
                  update_ops: str = "first",
                  name: str = "tower") -> graph_lib.TowerGraph:
@@ -54,9 +59,9 @@ def build_towers(model_fn: Callable[..., Any],
   so on.
 
   Random ops draw other numbers in each tower, and tower 0 those of one device;
-  but an op with a `seed` of its own draws the same in all, unless the model
-  adds `towers.current_tower().index` to it. Initial values are the same for
-  every number of towers.
+  but an op with a `seed` of its own draws the same in all, which is warned of,
+  unless the model adds `towers.current_tower().index` to it. Initial values are
+  the same for every number of towers.
 
   With one device, the graph is the plain one, in a name scope.
 
@@ -72,8 +77,14 @@ def build_towers(model_fn: Callable[..., Any],
       Tower `t` of `N` gets `B // N` rows, in order, and one more where
       `t < B % N`. Or `towers.PerTower`, for inputs that each tower has for its
       own. Tensors that `model_fn` closes over are shared by all towers.
-    parameter_device: Where variables live and gradients are added up. Default:
+    parameter_device: Where variables live and gradients are averaged. Default:
       the first CPU of the first tower's host; for one tower, its own device.
+    variables: "shared": all variables live on `parameter_device`. "balanced":
+      each lives on the tower's device that holds the fewest bytes so far, and
+      is averaged and updated there; see `TowerGraph.placement`. "replicated":
+      trained variables live on tower 0's device, and each other tower has a
+      copy on its own, a local variable, which every update renews; see
+      `TowerGraph.copy_variables`. Names and checkpoints are the same.
     sync_batch_norm: Whether `towers.batch_norm` and `towers.moments` take the
       rows of all towers together. If not, it is as if all of `model_fn` stood
       under `towers.no_sync()`.
@@ -97,7 +108,10 @@ def build_towers(model_fn: Callable[..., Any],
   tower_devices = devices_lib.resolve(devices)
   parameters = devices_lib.parameter_device(parameter_device, tower_devices)
   updates.policy(update_ops)
+  placement = placement_lib.policy(
+      variables, parameters, [own[0] for own in tower_devices])
   enclosing, scope = _scopes(graph, name, len(tower_devices))
+  cross_scope = f"{scope}cross_{name}/"
   towers = [
       tower_lib.Tower(index=index, count=len(tower_devices), devices=own,
                       name_scope=f"{scope}{name}_{index}/",
@@ -117,37 +131,45 @@ def build_towers(model_fn: Callable[..., Any],
       lockstep = lockstep_lib.Lockstep(
           graph, towers, rows=rows,
           inputs=[inputs_lib.ops_of(shard) for shard in shards],
-          device=parameters, name_scope=f"{scope}cross_{name}/")
-    shared = variables_lib.SharedVariables(graph, towers, parameters, lockstep)
+          device=parameters, name_scope=cross_scope)
+    shared = variables_lib.SharedVariables(graph, towers, placement, lockstep)
     conversion = conversion_lib.Conversion(len(towers))
 
-    def build(tower):
+    def build_one(tower):
       tower.weight = rows[tower.index]
       with _entered(tower, lockstep, conversion, shared, sync_batch_norm):
         returned = _call(model_fn, inputs, shards[tower.index].value)
         outputs_lib.take(tower, returned)
 
     with shared.installed(), _summary_tags(graph):
-      _build_all(graph, towers, lockstep, build)
+      _build_all(graph, towers, lockstep, build_one)
       shared.check_same_in_all_towers()
-    made = set(graph.get_operations()[first_op:])
+    in_order = graph.get_operations()[first_op:]
+    made = set(in_order)
     for tower in towers:
       tower.set_collections(_added(graph, tower, lockstep, saved))
       tower.update_ops = updates.of_tower(
           tower, conversion.assignments[tower.index], made)
-    with tf.name_scope(f"{scope}cross_{name}/"), tf.device(parameters):
+    with tf.name_scope(cross_scope), tf.device(parameters):
       loss, outputs = outputs_lib.together(towers, rows)
       chosen = updates.chosen(towers, update_ops, conversion.duplicates, made)
       ready = updates.gate(made, inputs_lib.gate(shards), chosen)
+    shared.publish_copies(updates.changes_in(towers, made))
+    seeds.warn_of_shared(towers, in_order)
   except BaseException:
     _tensorflow.restore_collections(graph, saved)
     _tensorflow.set_seeds_drawn(graph, seeds_drawn)
     raise
+  build = build_lib.Build(
+      graph=graph, towers=towers, loss=loss, outputs=outputs,
+      backward=gradients.Backward(
+          shared.views, [tower.device for tower in towers], parameters),
+      updates=updates.Updates(chosen, ready, made), cross_scope=cross_scope,
+      own_statistics=conversion.own_statistics,
+      borrows=(isinstance(inputs, inputs_lib.PerTower) and
+               not all(isinstance(count, float) for count in rows)))
   return graph_lib.TowerGraph(
-      towers=towers, loss=loss, outputs=outputs, update_ops=chosen,
-      synced_layers=conversion.layers, variables=shared.used(),
-      views=shared.views, parameter_device=parameters, inputs_ready=ready,
-      graph=graph)
+      build, synced_layers=conversion.layers, variables=shared.used())
 
 
 def _checked_graph(model_fn: Any, name: Any) -> tf.Graph:

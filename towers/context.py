@@ -18,6 +18,7 @@ class _Local(threading.local):
     self.merging: Any = None
     self.sync_batch_norm = True
     self.unwatched = False
+    self.applying = False
 
 
 _local = _Local()
@@ -90,6 +91,33 @@ def not_watched() -> Iterator[None]:
     yield
   finally:
     _local.unwatched = saved
+
+
+@contextlib.contextmanager
+def outside() -> Iterator[None]:
+  """A context for what a tower's thread makes that belongs to no tower."""
+  saved = _local.tower
+  _local.tower = None
+  try:
+    with not_watched():
+      yield
+  finally:
+    _local.tower = saved
+
+
+def applying() -> bool:
+  """Says whether an optimizer is at work for `towers`."""
+  return _local.applying
+
+
+@contextlib.contextmanager
+def applies() -> Iterator[None]:
+  """A context in which an optimizer may update variables that have copies."""
+  _local.applying = True
+  try:
+    yield
+  finally:
+    _local.applying = False
 
 
 @contextlib.contextmanager

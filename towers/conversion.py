@@ -83,6 +83,8 @@ class Conversion:
     assignments: For each tower, the ops by which batch norm layers change their
       moving statistics.
     duplicates: Of these, the ops that repeat what tower 0's counterpart does.
+    own_statistics: For each tower, what it has itself in place of a tensor (by
+      name) that is the mean over towers which normalise each by its own rows.
   """
 
   def __init__(self, count: int):
@@ -92,6 +94,9 @@ class Conversion:
         tower: [] for tower in range(count)
     }
     self.duplicates: Set[tf.Operation] = set()
+    self.own_statistics: Dict[int, Dict[str, tf.Tensor]] = {
+        tower: {} for tower in range(count)
+    }
 
   @contextlib.contextmanager
   def installed(self) -> Iterator[None]:
@@ -103,6 +108,10 @@ class Conversion:
     """Notes a layer whose towers meet."""
     if context.current_tower().index == 0:
       self.layers.append(SyncedLayer(name, kind, tuple(axes), self._count))
+
+  def note_own(self, mean: tf.Tensor, own: tf.Tensor) -> None:
+    """Notes what the building tower has put into a mean over the towers."""
+    self.own_statistics[context.current_tower().index][mean.name] = own
 
   def _look(self, op: tf.Operation) -> Optional[Sequence[tf.Tensor]]:
     """Converts `op` if it takes statistics; returns its outputs if changed."""
@@ -185,7 +194,9 @@ class Conversion:
           op.inputs[1].dtype.is_floating):
         # The towers' values differ; what is assigned is linear in them.
         with tf.name_scope("mean_over_towers"):
-          mean = collectives.mean_over_rows(op.inputs[1], _name_of(op))
+          own = op.inputs[1]
+          mean = collectives.mean_over_rows(own, _name_of(op))
+          self.note_own(mean, own)
           _tensorflow.replace_inputs(op, {1: tf.stop_gradient(mean)})
       first = lockstep.once(lambda: op)
       if first is not op and (moving or _repeats(op, first,

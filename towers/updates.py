@@ -7,11 +7,13 @@ taken can turn into a step that silently does nothing.
 """
 
 import re
-from typing import Any, Iterable, List, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence
+from typing import Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from towers import _tensorflow
+from towers import lockstep as lockstep_lib
 from towers import tower as tower_lib
 
 # Ops that give each tower the next part of the data, or fail at its end.
@@ -36,6 +38,50 @@ _CHANGES = frozenset([
 ])
 _MORE_CHANGES = re.compile(
     "(Resource)?(Sparse)?Apply[A-Z]|LookupTable(Insert|Import)|QueueEnqueue")
+
+
+class Updates(NamedTuple):
+  """The update ops of a step.
+
+  Fields:
+    ops: They, each once.
+    inputs_ready: What whatever changes variables in a step must wait for.
+    made: The ops that the towers added to the graph.
+  """
+  ops: Sequence[tf.Operation]
+  inputs_ready: Sequence[tf.Operation]
+  made: Set[tf.Operation]
+
+  def before(self) -> List[tf.Operation]:
+    """Returns what the variables wait for in a step.
+
+    Also what no update and no row has a part in waits for the data: if they are
+    at their end, no variable moves.
+    """
+    return list(self.ops) + list(self.inputs_ready)
+
+  def only(self, ops: Optional[Sequence[Any]]) -> "Updates":
+    """Returns the same with the update ops that the caller chose.
+
+    Raises:
+      TypeError: If `ops` is no sequence.
+      ValueError: If one of `ops` is no update op of the graph.
+    """
+    if ops is None:
+      return self
+    if not isinstance(ops, (list, tuple)):
+      raise TypeError(
+          "`update_ops` must be a list of ops from `graph.update_ops`: got "
+          f"{ops!r}.")
+    chosen_ops = []
+    for op in ops:
+      if op not in self.ops:
+        raise ValueError(
+            "`update_ops` must be ops from `graph.update_ops`: got "
+            f"{getattr(op, 'name', op)!r}, expected some of "
+            f"{[known.name for known in self.ops]}.")
+      chosen_ops.append(op)
+    return self._replace(ops=chosen_ops)
 
 
 def policy(update_ops: str) -> str:
@@ -66,7 +112,7 @@ def of_tower(tower: tower_lib.Tower, assignments: Sequence[tf.Operation],
   collected = tower.collection(tf.GraphKeys.UPDATE_OPS)
   if not assignments:
     return tuple(collected)
-  run = _ancestors([_op(item) for item in collected], made)
+  run = ancestors([_op(item) for item in collected], made)
   return tuple(collected) + tuple(op for op in assignments if op not in run)
 
 
@@ -102,12 +148,20 @@ def _only_repeats(op: tf.Operation, duplicates: Set[tf.Operation],
   """Says whether all that `op` changes is changed by tower 0 as well."""
   if not duplicates:
     return False
-  changes = [x for x in _ancestors([op], made) if _changes(x)]
-  return bool(changes) and duplicates.issuperset(changes)
+  found = [x for x in ancestors([op], made) if changes(x)]
+  return bool(found) and duplicates.issuperset(found)
 
 
-def _changes(op: tf.Operation) -> bool:
+def changes(op: tf.Operation) -> bool:
+  """Says whether `op` changes a variable, or other state."""
   return op.type in _CHANGES or bool(_MORE_CHANGES.match(op.type))
+
+
+def changes_in(towers: Sequence[tower_lib.Tower],
+               made: Iterable[tf.Operation]) -> List[tf.Operation]:
+  """Returns the ops in the scopes of `towers` that change state."""
+  scopes = tuple(tower.name_scope for tower in towers)
+  return [op for op in made if changes(op) and op.name.startswith(scopes)]
 
 
 def _op(item: Any) -> tf.Operation:
@@ -154,19 +208,63 @@ def gate(made: Set[tf.Operation], input_ops: Iterable[tf.Operation],
   sources = {op for op in sources if not _in_control_flow(op)}
   if not sources:
     return []
-  needed = _ancestors(update_ops, made)
-  changes = {
-      start for op in needed if _changes(op)
+  needed = ancestors(update_ops, made)
+  changing = {
+      start for op in needed if changes(op)
       for start in _tensorflow.starts_of(op)
   }
   # What the inputs themselves need cannot wait for them.
-  before = _ancestors(sources, made)
+  before = ancestors(sources, made)
   with tf.control_dependencies(None):
     with tf.control_dependencies(list(sources)):
       ready = tf.no_op(name="inputs_ready")
-  for op in changes - before:
+  for op in changing - before:
     _tensorflow.add_control_inputs(op, [ready])
   return [ready]
+
+
+class Undo:
+  """Puts back what update ops have changed.
+
+  The variables that they change are read before; each change waits for that.
+  """
+
+  def __init__(self, updates: Updates):
+    self._saved: Dict[tf.Operation, tf.Tensor] = {}
+    for change in ancestors(updates.ops, updates.made):
+      if not changes(change):
+        continue
+      for variable in _changed_by(change):
+        if variable not in self._saved:
+          self._saved[variable] = _tensorflow.value_now(variable)
+        for start in _tensorflow.starts_of(change):
+          _tensorflow.add_control_inputs(start, [self._saved[variable].op])
+
+  def put_back(self) -> tf.Operation:
+    """Returns the op that does it, after the update ops."""
+    return tf.group(*[
+        _tensorflow.assign_value(variable, value)
+        for variable, value in self._saved.items()
+    ])
+
+
+def _changed_by(change: tf.Operation) -> List[tf.Operation]:
+  """Returns the ops of the variables that `change` changes.
+
+  Raises:
+    ValueError: If it changes something else than variables.
+  """
+  handles = [x for x in change.inputs if _tensorflow.is_reference(x)]
+  variables = [lockstep_lib.variable_op(x) for x in handles]
+  if not variables or any(
+      v.type not in ("VarHandleOp", "VariableV2", "Variable")
+      for v in variables):
+    raise ValueError(
+        "`UPDATE_OPS` must change variables only, where a step may be skipped "
+        f"and undone: got `{change.name}` ({change.type}), whose change cannot "
+        "be put back. Leave it out of `update_ops`, or train without "
+        "`skip_nonfinite` and a dynamic loss scale.")
+  return variables
 
 
 def _in_control_flow(op: tf.Operation) -> bool:
@@ -174,8 +272,8 @@ def _in_control_flow(op: tf.Operation) -> bool:
   return bool(branches or loops)
 
 
-def _ancestors(ops: Iterable[tf.Operation],
-               within: Set[tf.Operation]) -> Set[tf.Operation]:
+def ancestors(ops: Iterable[tf.Operation],
+              within: Optional[Set[tf.Operation]] = None) -> Set[tf.Operation]:
   """Returns `ops` and all that they need, as far as it lies in `within`."""
   found, pending = set(), list(ops)
   while pending:
@@ -183,7 +281,7 @@ def _ancestors(ops: Iterable[tf.Operation],
     if op in found:
       continue
     found.add(op)
+    sources = [x.op for x in op.inputs] + list(op.control_inputs)
     pending.extend(
-        source for source in [x.op for x in op.inputs] + list(op.control_inputs)
-        if source in within)
+        source for source in sources if within is None or source in within)
   return found

@@ -17,6 +17,8 @@ import tensorflow.compat.v1 as tf
 from towers import _tensorflow
 from towers import context
 from towers import lockstep as lockstep_lib
+from towers import placement as placement_lib
+from towers import replicas
 from towers import tower as tower_lib
 
 
@@ -43,11 +45,12 @@ class SharedVariables:
   """
 
   def __init__(self, graph: tf.Graph, towers: Sequence[tower_lib.Tower],
-               parameter_device: str,
+               placement: placement_lib.Shared,
                lockstep: Optional[lockstep_lib.Lockstep]):
     self._graph = graph
     self._count = len(towers)
-    self._parameter_device = parameter_device
+    self._placement = placement
+    self._replicas = replicas.of_graph(graph) if placement.replicated else None
     self._lockstep = lockstep
     self._made: List[_Made] = []
     self._made_by_name: Dict[str, _Made] = {}
@@ -66,7 +69,9 @@ class SharedVariables:
     with _tensorflow.intercepted_get_variable(
         single=self._get_single, partitioned=self._get_partitioned):
       try:
-        for variable in _tensorflow.known_variables(self._graph):
+        known = _tensorflow.known_variables(self._graph)
+        self._placement.count(known)
+        for variable in known:
           self._make_tower_aware(variable)
         yield
       finally:
@@ -89,7 +94,7 @@ class SharedVariables:
     original = type(variable)
     if original not in self._classes:
       self._classes[original] = _tensorflow.tower_aware_class(
-          original, self._handle)
+          original, self._handle, self._device)
     self._original_classes.append((variable, original))
     variable.__class__ = self._classes[original]
 
@@ -105,17 +110,41 @@ class SharedVariables:
     if tower.index not in views:
       # Outside loops and branches, where the tower may read it first.
       with self._graph.as_default(), tf.control_dependencies(None):
+        handle = self._where_tower_reads(tower, variable, handle)
         with self._graph.colocate_with(handle.op, ignore_existing=True):
           with tf.name_scope(tower.name_scope):
             views[tower.index] = tf.identity(
                 handle, name=f"towers_view/{variable.op.name}")
     return views[tower.index]
 
+  def _where_tower_reads(self, tower: tower_lib.Tower, variable: Any,
+                         handle: tf.Tensor) -> tf.Tensor:
+    """Returns the handle of the tower's own copy, or of the variable."""
+    if not self._has_copy(tower, variable):
+      return handle
+    with context.outside(), self._graph.colocate_with(
+        None, ignore_existing=True):
+      with tf.name_scope(f"{tower.name_scope}towers_copy/"):
+        return self._replicas.copy_on(variable, tower.device).handle
+
+  def _device(self, variable: Any, device: str) -> str:
+    """Returns the device where the building tower reads `variable`."""
+    tower = context.building()
+    if tower is not None and self._has_copy(tower, variable):
+      return tower.device
+    return device
+
+  def _has_copy(self, tower: tower_lib.Tower, variable: Any) -> bool:
+    return (self._replicas is not None and tower.index > 0 and
+            variable.trainable)
+
   # --- Creation ---
 
   def _create(self, next_creator: Callable[..., Any], **kwargs) -> Any:
     """The variable creator of all towers."""
-    tower = context.current_tower()
+    tower = context.building()
+    if tower is None:
+      return next_creator(**kwargs)
     if tower.index == 0:
       before = _tensorflow.collection_sizes(self._graph)
       name = self._wanted_name(tower, kwargs)
@@ -143,13 +172,23 @@ class SharedVariables:
       scope = context.current_tower().plain_name(scope + "/").rstrip("/")
     # The reset also keeps a device scope or colocation inside the model from
     # moving the variable.
+    device = self._device_for(kwargs)
     with self._graph.colocate_with(None, ignore_existing=True):
-      with tf.device(self._parameter_device), context.not_watched():
+      with tf.device(device), context.not_watched():
         with tf.name_scope(scope + "/" if scope else None):
           variable = next_creator(**kwargs)
     self._make_tower_aware(variable)
     self._used[id(variable)] = variable
     return variable
+
+  def _device_for(self, kwargs: Dict[str, Any]) -> str:
+
+    def num_bytes():
+      looks = _looks(kwargs)
+      return placement_lib.num_bytes_of(looks["shape"], looks["dtype"])
+
+    return self._placement.device_for(num_bytes,
+                                      kwargs.get("trainable") is not False)
 
   # --- tf.get_variable ---
 
@@ -281,6 +320,19 @@ class SharedVariables:
             f"{_list(extra)}. Make variables under the same names, or in the "
             "same order, in each tower.")
 
+  def publish_copies(self, changes: Sequence[tf.Operation]) -> None:
+    """Makes copies of variables known, after the towers have ended.
+
+    Args:
+      changes: The ops of the towers that change variables.
+
+    Raises:
+      ValueError: If one of these changes a variable that has copies.
+    """
+    if self._replicas is not None:
+      self._replicas.check_unchanged(changes)
+      self._replicas.publish(self._graph)
+
   def _used_alike(self, variable: Any, tower: int) -> bool:
     """Says whether `tower` reaches a variable that it did not ask for.
 
@@ -300,24 +352,24 @@ def _looks(kwargs: Dict[str, Any]) -> Dict[str, Any]:
   """Returns what is known of a variable before it exists."""
   value = kwargs.get("initial_value")
   shape, dtype = kwargs.get("shape"), kwargs.get("dtype")
-  if not callable(value):
-    value = tf.convert_to_tensor(value, dtype=dtype)
-  elif shape is None or dtype is None:
-    value = _tried(value)
-  if isinstance(value, tf.Tensor):
-    shape = value.shape if shape is None else shape
-    dtype = value.dtype if dtype is None else dtype
+  if shape is None or dtype is None:
+    if not (isinstance(value, tf.Tensor) or _tensorflow.is_variable(value)):
+      value = _tried(value if callable(value) else lambda: value, dtype)
+    if value is not None:
+      shape = value.shape if shape is None else shape
+      dtype = value.dtype if dtype is None else dtype
   return {
       "shape": tf.TensorShape(shape),
       "dtype": None if dtype is None else tf.as_dtype(dtype).base_dtype,
   }
 
 
-def _tried(initial_value: Callable[[], Any]) -> Optional[tf.Tensor]:
+def _tried(initial_value: Callable[[], Any],
+           dtype: Optional[tf.DType]) -> Optional[tf.Tensor]:
   """Returns what `initial_value` makes, in a graph that is thrown away."""
   with context.not_watched(), tf.Graph().as_default():
     try:
-      return tf.convert_to_tensor(initial_value())
+      return tf.convert_to_tensor(initial_value(), dtype)
     except Exception:  # pylint: disable=broad-except
       return None  # It needs tensors of the model.
 

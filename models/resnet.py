@@ -62,21 +62,17 @@ def _block(x: tf.Tensor, filters: int, strides: int,
   return tf.nn.relu(shortcut + _conv(x, filters, 1, training, "conv_2"))
 
 
-def logits(images: tf.Tensor, *, num_classes: int,
-           training: Union[bool, tf.Tensor], depth: int = 20) -> tf.Tensor:
-  """Returns the class scores of a batch of images, before any softmax.
+def features(images: tf.Tensor, *, training: Union[bool, tf.Tensor],
+             depth: int = 20) -> tf.Tensor:
+  """Returns what the dense layer of `logits` reads: 64 numbers per image.
 
   Args:
-    images: Float tensor of shape `[B, H, W, C]`; all but `C` may be unknown
-      while the graph is built.
-    num_classes: Number of classes, the size of the last axis of the result.
-    training: Whether batch norm uses the statistics of the batch (and adds
-      their moving averages to `tf.GraphKeys.UPDATE_OPS`): a bool, or a bool
-      tensor of shape `[]`.
-    depth: Number of layers with weights, `6n + 2` for `n` blocks per stage.
+    images: See `logits`.
+    training: See `logits`.
+    depth: See `logits`; the dense layer, which is not built, counts as one.
 
   Returns:
-    Tensor of shape `[B, num_classes]`, of the type of `images`.
+    Tensor of shape `[B, 64]`, of the type of `images`.
 
   Raises:
     ValueError: If `depth` is not `6n + 2` for an `n` of at least 1.
@@ -98,7 +94,29 @@ def logits(images: tf.Tensor, *, num_classes: int,
       strides = 2 if stage > 1 and block == 1 else 1
       with tf.variable_scope(f"stage_{stage}/block_{block}"):
         x = _block(x, filters, strides, training)
-  x = tf.reduce_mean(x, axis=[1, 2])
+  return tf.reduce_mean(x, axis=[1, 2])
+
+
+def logits(images: tf.Tensor, *, num_classes: int,
+           training: Union[bool, tf.Tensor], depth: int = 20) -> tf.Tensor:
+  """Returns the class scores of a batch of images, before any softmax.
+
+  Args:
+    images: Float tensor of shape `[B, H, W, C]`; all but `C` may be unknown
+      while the graph is built.
+    num_classes: Number of classes, the size of the last axis of the result.
+    training: Whether batch norm uses the statistics of the batch (and adds
+      their moving averages to `tf.GraphKeys.UPDATE_OPS`): a bool, or a bool
+      tensor of shape `[]`.
+    depth: Number of layers with weights, `6n + 2` for `n` blocks per stage.
+
+  Returns:
+    Tensor of shape `[B, num_classes]`, of the type of `images`.
+
+  Raises:
+    ValueError: See `features`.
+  """
+  x = features(images, training=training, depth=depth)
   with tf.variable_scope("dense"):
     kernel = tf.get_variable(
         "kernel", [x.shape[-1], num_classes], dtype=x.dtype,

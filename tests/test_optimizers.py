@@ -180,9 +180,11 @@ def gan(noise, images):
     fake = towers.batch_norm(tf.matmul(noise, w), training=True, momentum=0.5)
 
   def discriminator(x, reuse):
-    with tf.variable_scope("discriminator", reuse=reuse):
+    with tf.variable_scope("discriminator", reuse=tf.AUTO_REUSE):
       w = tf.get_variable("w", [4, 1], x.dtype)
-      x = towers.batch_norm(x, training=True, momentum=0.5, name="norm")
+      # One for each call: updates of one layer run in no fixed order.
+      x = towers.batch_norm(x, training=True, momentum=0.5,
+                            name="fake" if reuse else "real")
       return tf.matmul(tf.tanh(x), w)[:, 0]
 
   real_score, fake_score = (discriminator(images, False),

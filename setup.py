@@ -13,6 +13,16 @@ TRAIN = [
     "tqdm",
 ]
 
+# What draws the report of `towers.inspection`.
+PICTURE = [
+    "matplotlib",
+]
+
+# What reads the masks of Pascal VOC.
+MASKS = [
+    "pillow",
+]
+
 
 def read_version() -> str:
   """Reads the version as text, since importing `towers` needs TensorFlow."""
@@ -44,7 +54,9 @@ setuptools.setup(
     # installed", and pip would replace an older TensorFlow by the newest.
     extras_require={
         "train": TRAIN,
-        "test": ["pytest", *TRAIN],
+        "voc": MASKS,
+        "picture": PICTURE,
+        "test": ["pytest", *TRAIN, *MASKS, *PICTURE],
     },
     classifiers=[
         "Development Status :: 3 - Alpha",

@@ -92,7 +92,7 @@ class MainTest(parameterized.TestCase, tf.test.TestCase):
       ("model", ["--model=vgg"], "flag --model=vgg: .*<convnet.resnet8.*>"),
       ("optimizer", ["--optimizer=lion"], "flag --optimizer=lion: .*<moment"),
       ("bool", ["--sync_batch_norm=x"], "flag --sync_batch_norm=x: .*boolean"),
-      ("dataset", ["--dataset=cifar"], "`dataset` must be `digits` or"),
+      ("dataset", ["--dataset=cifar"], "`dataset` must be one of digits,"),
       ("both", ["--num_towers=2", "--devices=/cpu:0"],
        "`--num_towers` and `--devices` must not both be given: got 2 and /cpu"),
       ("no_devices", ["--devices="], "`--devices` must list .*: got ''"),

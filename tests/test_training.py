@@ -25,8 +25,9 @@ def small_dataset(rows=40, test_rows=11):
     noise = rng.normal(size=[count, 4, 4, 1])
     return (noise + 2.0 * (labels[:, None, None, None] - 1)), labels
 
-  return datasets.Dataset(*images_and_labels(rows),
-                          *images_and_labels(test_rows), num_classes=3)
+  return datasets.classification(
+      "brightness", datasets.Split(*images_and_labels(rows)),
+      datasets.Split(*images_and_labels(test_rows)), num_classes=3)
 
 
 def stop_after(steps):
@@ -111,20 +112,21 @@ class TrainingTest(parameterized.TestCase, tf.test.TestCase):
 
   def test_loss_is_cross_entropy_and_decay_of_the_kernels_once(self):
     data = small_dataset()
+    images, labels = data.train.columns
     for num_towers in (1, 2):
       losses = []
       for weight_decay in (0.0, 0.5):
         with tf.Graph().as_default():
           graph = training.build(training.Options(
-              num_towers=num_towers, weight_decay=weight_decay), data)
+              num_towers=num_towers, batch_size=8,
+              weight_decay=weight_decay), data)
           with tf.Session(config=graph.config) as sess:
             sess.run(tf.global_variables_initializer())
             for variable in tf.trainable_variables():
               value = np.full(variable.shape, 0.1)
               variable.load(value, sess)
             losses.append(sess.run(graph.loss, {
-                graph.images: data.train_images[:5],
-                graph.labels: data.train_labels[:5]}))
+                graph.images: images[:5], graph.labels: labels[:5]}))
             kernels = sum(variable.shape.num_elements()
                           for variable in tf.trainable_variables()
                           if variable.op.name.endswith("kernel"))
@@ -135,14 +137,16 @@ class TrainingTest(parameterized.TestCase, tf.test.TestCase):
   def test_evaluation_counts_each_image_once(self, batch_size):
     """11 images: with most batch sizes the last batch is short."""
     data = small_dataset()
-    graph = training.build(training.Options(num_towers=2), data)
+    graph = training.build(
+        training.Options(num_towers=2, batch_size=batch_size), data)
+    images, labels = data.test.columns
+    images = (images - data.scale.mean) / data.scale.deviation
     with self.session(config=graph.config) as sess:
       sess.run(tf.global_variables_initializer())
-      correct = sess.run(graph.correct, {graph.images: data.test_images,
-                                         graph.labels: data.test_labels})
+      correct = sess.run(graph.correct, {graph.images: images,
+                                         graph.labels: labels})
       self.assertEqual(correct.shape, (11,))
-      self.assertAlmostEqual(
-          training.evaluate(sess, graph, data, batch_size), correct.mean())
+      self.assertAlmostEqual(training.evaluate(sess, graph), correct.mean())
 
   @parameterized.parameters("momentum", "adam")
   def test_continued_run_equals_an_uninterrupted_one(self, optimizer):

@@ -65,8 +65,8 @@ def parse(argv: Sequence[str]) -> Optional[training.Options]:
   choice("model", defaults.model, list(training.MODELS),
          "The network to train.")
   text("dataset", defaults.dataset,
-       "`digits`, or the path of an .npz file with x_train, y_train, x_test "
-       "and y_test.")
+       "`digits`, `mnist` or `fashion_mnist` (where the system installs them), "
+       "or the path of an .npz file with x_train, y_train, x_test and y_test.")
   count("num_towers", defaults.num_towers,
         "Number of towers, on the first GPUs or, without GPUs, on as many "
         "logical CPU devices; 2 unless --devices is given.")

@@ -62,10 +62,19 @@ class Options:
   evaluate_every: int = 200
 
 
+class Batches(NamedTuple):
+  """What to run for the data: first `start`, then `next` for each batch."""
+  start: tf.Operation
+  next: Sequence[tf.Tensor]  # Images [B, H, W, C] and labels [B].
+
+
 class Graph(NamedTuple):
   """The tensors and ops of a run."""
   images: tf.Tensor  # Placeholder [B, H, W, C], for training and evaluation.
   labels: tf.Tensor  # Placeholder [B].
+  train_batches: Batches
+  test_batches: Batches
+  first_step: tf.Tensor  # Placeholder [], where `train_batches` start.
   loss: tf.Tensor  # [], the mean over the batch, with weight decay.
   learning_rate: tf.Tensor  # [], at the current step.
   global_step: tf.Variable  # [].
@@ -79,6 +88,11 @@ class Result(NamedTuple):
   step: int
   accuracy: Optional[float]
   logdir: str
+
+
+def _batches(dataset: tf.data.Dataset) -> Batches:
+  iterator = tf.data.make_initializable_iterator(dataset)
+  return Batches(iterator.initializer, iterator.get_next()[:2])
 
 
 def build(options: Options, data: datasets.Dataset) -> Graph:
@@ -104,8 +118,13 @@ def build(options: Options, data: datasets.Dataset) -> Graph:
 
   tf.set_random_seed(options.seed)
   images = tf.placeholder(
-      tf.float32, [None, *data.train_images.shape[1:]], name="images")
+      tf.float32, [None, *data.image_shape], name="images")
   labels = tf.placeholder(tf.int64, [None], name="labels")
+  first_step = tf.placeholder(tf.int64, [], name="first_step")
+  train_batches = _batches(data.batches(
+      "train", options.batch_size, seed=options.seed, augment=False,
+      skip=first_step))
+  test_batches = _batches(data.batches("test", options.batch_size))
   devices = options.devices or options.num_towers or 2
   try:
     train = towers.build_towers(
@@ -133,23 +152,25 @@ def build(options: Options, data: datasets.Dataset) -> Graph:
   learning_rate = rate * warm_up * (1.0 + tf.cos(math.pi * progress)) / 2.0
   train_op = train.minimize(make_optimizer(learning_rate),
                             global_step=global_step)
-  return Graph(images, labels, train.loss, learning_rate, global_step, train_op,
+  return Graph(images, labels, train_batches, test_batches, first_step,
+               train.loss, learning_rate, global_step, train_op,
                test.outputs["correct"], config)
 
 
-def evaluate(session: tf.Session, graph: Graph, data: datasets.Dataset,
-             batch_size: int) -> float:
+def evaluate(session: tf.Session, graph: Graph) -> float:
   """Returns the share of test images that are classified right.
 
   Each image counts once, whatever the size of the last batch.
   """
-  num_correct = 0
-  for start in range(0, len(data.test_labels), batch_size):
-    rows = slice(start, start + batch_size)
-    num_correct += np.sum(session.run(graph.correct, {
-        graph.images: data.test_images[rows],
-        graph.labels: data.test_labels[rows]}))
-  return float(num_correct / len(data.test_labels))
+  correct = []
+  session.run(graph.test_batches.start)
+  while True:
+    try:
+      images, labels = session.run(graph.test_batches.next)
+    except tf.errors.OutOfRangeError:
+      return float(np.mean(np.concatenate(correct)))
+    correct.append(session.run(graph.correct, {
+        graph.images: images, graph.labels: labels}))
 
 
 @contextlib.contextmanager
@@ -172,15 +193,13 @@ def catch_interrupt() -> Iterator[Callable[[], bool]]:
     signal.signal(signal.SIGINT, previous)
 
 
-def train(session: tf.Session, graph: Graph, data: datasets.Dataset,
-          options: Options,
+def train(session: tf.Session, graph: Graph, options: Options,
           save: Callable[[int], None]) -> Tuple[int, Optional[float]]:
   """Trains up to `options.steps`, with a progress bar and TensorBoard scalars.
 
   Args:
     session: Session whose variables have their values.
     graph: What `build` returned.
-    data: Images and labels.
     options: What to do; `logdir` must be there.
     save: Saves a checkpoint of the given step.
 
@@ -193,6 +212,7 @@ def train(session: tf.Session, graph: Graph, data: datasets.Dataset,
   """
   first = step = int(session.run(graph.global_step))
   accuracy = None
+  session.run(graph.train_batches.start, {graph.first_step: first})
   since, num_images = time.perf_counter(), 0
   with tf.summary.FileWriter(options.logdir) as writer, \
       catch_interrupt() as interrupted, \
@@ -208,15 +228,12 @@ def train(session: tf.Session, graph: Graph, data: datasets.Dataset,
     writer.add_session_log(
         tf.SessionLog(status=tf.SessionLog.START), first + 1)
     while step < options.steps and not interrupted():
-      rows = datasets.batch_rows(
-          step, num_rows=len(data.train_labels),
-          batch_size=options.batch_size, seed=options.seed)
+      images, labels = session.run(graph.train_batches.next)
       _, loss, learning_rate = session.run(
           [graph.train_op, graph.loss, graph.learning_rate],
-          {graph.images: data.train_images[rows],
-           graph.labels: data.train_labels[rows]})
+          {graph.images: images, graph.labels: labels})
       step += 1
-      num_images += len(rows)
+      num_images += len(labels)
       if not math.isfinite(loss):
         raise UsageError(
             f"the loss became {loss} in step {step}. Give a lower "
@@ -232,7 +249,7 @@ def train(session: tf.Session, graph: Graph, data: datasets.Dataset,
         since, num_images = time.perf_counter(), 0
       if last or step % options.evaluate_every == 0 and not interrupted():
         save(step)
-        accuracy = evaluate(session, graph, data, options.batch_size)
+        accuracy = evaluate(session, graph)
         log(accuracy=accuracy)
         since, num_images = time.perf_counter(), 0
     if step < options.steps:
@@ -302,12 +319,16 @@ def run(options: Options) -> Result:
   """
   try:
     data = datasets.load(options.dataset)
-  except ValueError as error:
+  except datasets.DatasetError as error:
     raise UsageError(_first_line(error)) from error
-  if options.batch_size > len(data.train_labels):
+  if data.kind != datasets.CLASSIFICATION:
+    raise UsageError(
+        "`--dataset` must have one label per image, since `--model` is a "
+        f"classifier: got {options.dataset}, for {data.kind}.")
+  if options.batch_size > data.size("train"):
     raise UsageError(
         "`--batch_size` must be at most the number of training images: "
-        f"expected 1 to {len(data.train_labels)}, got {options.batch_size}.")
+        f"expected 1 to {data.size('train')}, got {options.batch_size}.")
   # Before the build, which takes long for a deep network.
   options = dataclasses.replace(options, logdir=prepare_logdir(options))
   with tf.Graph().as_default():
@@ -319,15 +340,15 @@ def run(options: Options) -> Result:
       size = sum(variable.shape.num_elements()
                  for variable in tf.trainable_variables())
       print(f"{options.model}, {size:,} parameters, on {options.dataset}: "
-            f"{len(data.train_labels):,} images to train on, "
-            f"{len(data.test_labels):,} to test on")
+            f"{data.size('train'):,} images to train on, "
+            f"{data.size('test'):,} to test on")
       print(f"logdir: {options.logdir}" +
             (f", continuing from step {step}" if step else ""), flush=True)
       if step >= options.steps:
-        accuracy = evaluate(session, graph, data, options.batch_size)
+        accuracy = evaluate(session, graph)
       else:
         step, accuracy = train(
-            session, graph, data, options,
+            session, graph, options,
             lambda step: saver.save(
                 session, str(pathlib.Path(options.logdir, "model.ckpt")), step,
                 write_meta_graph=False))

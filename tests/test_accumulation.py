@@ -79,6 +79,30 @@ class AccumulationTest(parameterized.TestCase):
     valid = np.concatenate([first[2], second[2]])
     np.testing.assert_allclose(got, 1 - np.sum(features * valid) / valid.sum())
 
+  @parameterized.parameters(1, 2, 3, 4)
+  def test_with_frozen_batch_norm_it_is_one_large_batch(self, num_towers):
+    def model(features, ids, labels):
+      del ids, labels
+      x = tf.matmul(features, tf.get_variable("w", [3, 3], features.dtype))
+      x = towers.batch_norm(x, training=False)
+      return tf.reduce_mean(tf.square(tf.tanh(x) - features))
+
+    batches = [cases.batch(size, size) for size in (3, 7, 2)]
+    joined = [np.concatenate(parts) for parts in zip(*batches)]
+    plain = cases.Trainer(None, cases.plain_step(MOMENTUM), model_fn=model)
+    many = cases.Trainer(
+        num_towers, cases.towers_step(MOMENTUM, accumulate_steps=3),
+        model_fn=model)
+    with plain.session(), many.session():
+      for _ in range(2):
+        plain.step(joined)
+        for values in batches:
+          many.step(values)
+      expected, got = plain.variables(), many.variables()
+    self.assertEqual(expected.keys(), got.keys())
+    for name, value in expected.items():
+      np.testing.assert_allclose(got[name], value, rtol=1e-10, atol=1e-13)
+
   def test_unknown_shape_is_refused(self):
     def model(features, ids, labels):
       del ids, labels

@@ -1,5 +1,7 @@
 """Tests of the factor that keeps gradients of 16 bits from vanishing."""
 
+import itertools
+
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
@@ -9,6 +11,16 @@ import towers
 import training_cases as cases
 
 MOMENTUM = lambda: tf.train.MomentumOptimizer(0.3, 0.9)
+
+
+def normalised(features, ids, labels):
+  """Batch norm between two layers."""
+  del ids, labels
+  x = features
+  for name in ("one", "two"):
+    x = tf.matmul(x, tf.get_variable(name, [3, 3], features.dtype))
+    x = towers.batch_norm(x, training=True, momentum=0.5)
+  return tf.reduce_mean(tf.square(tf.tanh(x) - features))
 
 
 class LossScaleTest(parameterized.TestCase):
@@ -30,6 +42,21 @@ class LossScaleTest(parameterized.TestCase):
         scales.append(float(trainer.evaluate(scale)))
     self.assertEqual(scales, [8, 16, 16, 8, 8, 16, 8, 4, 2, 1, 1, 1])
     self.assertFalse(scale.trainable)
+
+  @parameterized.parameters(*itertools.product(
+      (1, 2, 3), (tf.float32, tf.float64)))
+  def test_through_batch_norm_it_changes_nothing(self, num_towers, dtype):
+    results = []
+    for scale in (None, 512.0):
+      trainer = cases.Trainer(
+          num_towers, cases.towers_step(MOMENTUM, loss_scale=scale),
+          model_fn=normalised, dtype=dtype)
+      with trainer.session():
+        for k in range(3):
+          trainer.step(cases.batch(5 + k, k))
+        results.append(trainer.variables())
+    for name, value in results[0].items():
+      np.testing.assert_allclose(results[1][name], value, rtol=1e-5, atol=1e-6)
 
   def test_scale_is_saved(self):
     trainer = cases.Trainer(

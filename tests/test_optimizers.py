@@ -1,5 +1,8 @@
 """Tests of optimizers: any of v1, several at once, and averages around them."""
 
+import itertools
+import socket
+
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
@@ -58,6 +61,12 @@ class AlsoByTheLoss(tf.train.GradientDescentOptimizer):
     own, = tf.gradients(loss, [loss])
     pairs = super().compute_gradients(loss, var_list, **kwargs)
     return [(tf.convert_to_tensor(g) * own, v) for g, v in pairs]
+
+
+def free_port():
+  with socket.socket() as listener:
+    listener.bind(("127.0.0.1", 0))
+    return listener.getsockname()[1]
 
 
 OPTIMIZERS = {
@@ -299,6 +308,95 @@ class SeveralLossesTest(parameterized.TestCase):
     for other in results[1:]:
       for a, b in zip(results[0], other):
         np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-9)
+
+
+class ClusterTest(absltest.TestCase):
+
+  def test_c070_two_optimizers_on_two_workers(self):
+    """All in one graph, nothing waits for anything but its own tensors."""
+    ports = [free_port() for _ in range(3)]
+    cluster = tf.train.ClusterSpec({
+        "ps": [f"127.0.0.1:{ports[0]}"],
+        "worker": [f"127.0.0.1:{port}" for port in ports[1:]],
+    })
+    servers = [
+        tf.train.Server(cluster, job_name=job, task_index=task)
+        for job, task in (("ps", 0), ("worker", 0), ("worker", 1))
+    ]
+    results = []
+    for devices, target in (
+        (["/cpu:0"], ""),
+        (["/job:worker/task:0/device:CPU:0",
+          "/job:worker/task:1/device:CPU:0"], servers[1].target)):
+      with tf.Graph().as_default():
+        tf.set_random_seed(1)
+        inputs = (tf.placeholder(tf.float64, [None, 3]),
+                  tf.placeholder(tf.float64, [None, 4]))
+        graph = towers.build_towers(
+            gan, devices, inputs=inputs,
+            parameter_device="/job:ps/task:0/cpu:0" if target else None)
+        steps = [
+            graph.minimize(tf.train.AdamOptimizer(0.1), loss=f"{part}_loss",
+                           var_list=tf.trainable_variables(part))
+            for part in ("discriminator", "generator")
+        ]
+        missing = tf.report_uninitialized_variables()
+        options = tf.RunOptions(timeout_in_ms=30000)
+        with tf.Session(target) as sess:
+          self.assertIn(b"generator/w", sess.run(missing, options=options))
+          sess.run(tf.global_variables_initializer(), options=options)
+          self.assertEmpty(sess.run(missing, options=options))
+          for k in range(5):
+            rng = np.random.RandomState(k)
+            feed = dict(zip(inputs, (rng.normal(size=[5, 3]),
+                                     rng.normal(size=[5, 4]))))
+            for step in steps:
+              sess.run(step, feed, options=options)
+          results.append(sess.run(tf.trainable_variables(), options=options))
+    for one, other in zip(*results):
+      np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-9)
+
+
+class NoGradientTest(parameterized.TestCase):
+
+  @parameterized.parameters(*itertools.product(
+      ({}, {"clip_norm": 0.1}, {"skip_nonfinite": True},
+       {"accumulate_steps": 1, "loss_scale": 8.0}, {"pack_bytes": 1000}),
+      ("shared", "replicated")))
+  def test_variables_that_some_or_all_towers_leave_out(self, options,
+                                                       variables):
+    """The denominator is the whole batch, not the towers that take part."""
+
+    def model(features, ids, labels):
+      del ids, labels
+      w = tf.get_variable("w", [], features.dtype,
+                          initializer=tf.ones_initializer())
+      first = tf.get_variable("first", [], features.dtype,
+                              initializer=tf.ones_initializer())
+      tf.get_variable("none", [], features.dtype,
+                      initializer=tf.ones_initializer())
+      y = features[:, 0] * w
+      if towers.current_tower().index == 0:
+        y += first
+      else:
+        tf.identity(first)
+      return tf.reduce_mean(y)
+
+    trainer = cases.Trainer(
+        3, cases.towers_step(lambda: tf.train.MomentumOptimizer(1.0, 0.9),
+                             **options), model_fn=model, variables=variables)
+    with trainer.session():
+      rows = [np.full([7, 3], 0.01), np.zeros(7), np.zeros(7)]
+      trainer.step(rows)
+      values = trainer.variables()
+    # Tower 0 has 3 of the 7 rows.
+    factor = 1.0
+    if "clip_norm" in options:
+      factor = 0.1 / np.sqrt(0.01**2 + (3 / 7)**2)
+    np.testing.assert_allclose(values["first"], 1 - factor * 3 / 7)
+    np.testing.assert_allclose(values["w"], 1 - factor * 0.01)
+    self.assertEqual(values["none"], 1)
+    self.assertNotIn("none/Momentum", values)
 
 
 class SparseTest(parameterized.TestCase):

@@ -31,7 +31,7 @@ PUBLIC = (
 )
 
 # Modules whose names are used as `towers.module.Name`.
-PUBLIC_MODULES = ()
+PUBLIC_MODULES = ("hooks",)
 
 # Each module may import only those that stand before it.
 LAYERS = (
@@ -65,6 +65,8 @@ LAYERS = (
     "asynchronous",
     "graph",
     "builder",
+    "step_stats",
+    "hooks",
     "__init__",
 )
 ALLOWED = {name: frozenset(LAYERS[:i]) for i, name in enumerate(LAYERS)}

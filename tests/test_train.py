@@ -14,6 +14,7 @@ from unittest import mock
 from absl.testing import parameterized
 import tensorflow.compat.v1 as tf
 
+from tools import tasks
 from tools import train
 from tools import training
 
@@ -65,13 +66,29 @@ class MainTest(parameterized.TestCase, tf.test.TestCase):
             "--devices=/gpu:0,/cpu:3", "--batch_size=8", "--steps=9",
             "--learning_rate=0.5", "--optimizer=adam", "--weight_decay=0",
             "--nosync_batch_norm", "--seed=4", "--logdir=runs",
-            "--log_every=2", "--evaluate_every=3"]),
+            "--log_every=2", "--evaluate_every=3", "--data_dir=files",
+            "--image_size=48", "--noaugment", "--variables=balanced",
+            "--remainder=keep", "--accumulate_steps=5", "--clip_norm=2",
+            "--loss_scale=8", "--skip_nonfinite"]),
         training.Options(
             model="resnet110", dataset="images.npz",
             devices=["/gpu:0", "/cpu:3"], batch_size=8, steps=9,
             learning_rate=0.5, optimizer="adam", weight_decay=0.0,
             sync_batch_norm=False, seed=4, logdir="runs", log_every=2,
-            evaluate_every=3))
+            evaluate_every=3, data_dir="files", image_size=48, augment=False,
+            variables="balanced", remainder="keep", accumulate_steps=5,
+            clip_norm=2.0, loss_scale=8.0, skip_nonfinite=True))
+
+  def test_every_model_is_a_choice(self):
+    for model in (*tasks.CLASSIFIERS, *tasks.SEGMENTERS):
+      options = train.parse(["train.py", f"--model={model}"])
+      self.assertEqual(options.model, model)
+    for depth in (20, 32, 44, 56, 110):
+      self.assertIn(f"resnet{depth}", tasks.CLASSIFIERS)
+
+  def test_loss_scale_may_be_dynamic(self):
+    options = train.parse(["train.py", "--loss_scale=dynamic"])
+    self.assertEqual(options.loss_scale, "dynamic")
 
   def test_help_names_every_option(self):
     status, stdout, stderr = self.main("--help")
@@ -93,6 +110,32 @@ class MainTest(parameterized.TestCase, tf.test.TestCase):
       ("optimizer", ["--optimizer=lion"], "flag --optimizer=lion: .*<moment"),
       ("bool", ["--sync_batch_norm=x"], "flag --sync_batch_norm=x: .*boolean"),
       ("dataset", ["--dataset=cifar"], "`dataset` must be one of digits,"),
+      ("no_data_dir", ["--dataset=cifar10"], "`data_dir` must say where .*"),
+      ("data_dir", ["--data_dir=x"], "`data_dir` must not be given for digits"),
+      ("missing_files", ["--dataset=cifar10", "--data_dir=/no/where"],
+       ".*/no/where"),
+      ("image_size", ["--image_size=40"], "`image_size` must not be given"),
+      ("small_image_size", ["--dataset=shapes", "--image_size=31"],
+       "`image_size` must be at least 32: got 31"),
+      ("segmenter", ["--model=unet"],
+       "`--model` must fit `--dataset`: digits is for classification, with one "
+       "label per image, got unet. Choose one of convnet, resnet8"),
+      ("classifier", ["--dataset=shapes"],
+       "`--model` must fit `--dataset`: shapes is for segmentation, with one "
+       "label per pixel, got convnet. Choose one of unet, fcn"),
+      ("small_images", ["--model=alexnet"],
+       "`--model=alexnet` must have square images of 32x32 or more: digits has "
+       "8x8"),
+      ("repeat", ["--remainder=repeat"],
+       "`--remainder=repeat` must not be given for a model with batch norm"),
+      ("remainder", ["--remainder=x"], "flag --remainder=x: .*<keep.drop.repe"),
+      ("variables", ["--variables=x"], "flag --variables=x: .*<shared.balance"),
+      ("no_norm", ["--clip_norm=0"], "`--clip_norm` must be .*above 0: got 0"),
+      ("nan_norm", ["--clip_norm=nan"], "`--clip_norm` must be .*: got nan"),
+      ("no_scale", ["--loss_scale=0"], "`--loss_scale` must be .*: got 0"),
+      ("bad_scale", ["--loss_scale=big"], "`--loss_scale` must be .*: got big"),
+      ("no_accumulation", ["--accumulate_steps=0"],
+       "flag --accumulate_steps=0: 0 is not a positive"),
       ("both", ["--num_towers=2", "--devices=/cpu:0"],
        "`--num_towers` and `--devices` must not both be given: got 2 and /cpu"),
       ("no_devices", ["--devices="], "`--devices` must list .*: got ''"),

@@ -1,6 +1,7 @@
 """Tests for tools.training."""
 
 import contextlib
+import dataclasses
 import io
 import os
 import pathlib
@@ -13,6 +14,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tools import datasets
+from tools import tasks
 from tools import training
 
 
@@ -28,6 +30,24 @@ def small_dataset(rows=40, test_rows=11):
   return datasets.classification(
       "brightness", datasets.Split(*images_and_labels(rows)),
       datasets.Split(*images_and_labels(test_rows)), num_classes=3)
+
+
+def linear(images, *, num_classes, training):
+  """Returns logits `[B, num_classes]` of a network without batch norm."""
+  del training  # It does the same in tests.
+  features = tf.reshape(images, [-1, images.shape[1:].num_elements()])
+  kernel = tf.get_variable("kernel", [features.shape[-1], num_classes],
+                           initializer=tf.glorot_uniform_initializer())
+  return tf.matmul(features, kernel)
+
+
+def without_batch_norm():
+  """Makes a linear network of the default one."""
+  stack = contextlib.ExitStack()
+  stack.enter_context(mock.patch.dict(tasks.CLASSIFIERS, convnet=linear))
+  stack.enter_context(
+      mock.patch.object(tasks, "WITHOUT_BATCH_NORM", ("convnet",)))
+  return stack
 
 
 def stop_after(steps):
@@ -64,7 +84,7 @@ class TrainingTest(parameterized.TestCase, tf.test.TestCase):
   def setUp(self):
     super().setUp()
     self.enter_context(
-        mock.patch.object(datasets, "load", lambda _: small_dataset()))
+        mock.patch.object(datasets, "load", lambda *_, **__: small_dataset()))
     self.enter_context(contextlib.redirect_stderr(io.StringIO()))
     self.enter_context(contextlib.redirect_stdout(io.StringIO()))
 
@@ -87,7 +107,7 @@ class TrainingTest(parameterized.TestCase, tf.test.TestCase):
   def test_learns(self, optimizer):
     result = self.run_steps(30, optimizer=optimizer, learning_rate=None)
     self.assertEqual(result.step, 30)
-    self.assertGreaterEqual(result.accuracy, 0.8)
+    self.assertGreaterEqual(result.score.value, 0.8)
 
   def test_writes_scalars_and_checkpoints(self):
     result = self.run_steps(6, log_every=2, evaluate_every=4)
@@ -97,7 +117,7 @@ class TrainingTest(parameterized.TestCase, tf.test.TestCase):
     for tag in ("loss", "learning_rate", "images_per_second"):
       self.assertCountEqual(found[tag], [2, 4, 6], msg=tag)
     self.assertCountEqual(found["accuracy"], [4, 6])
-    self.assertAlmostEqual(found["accuracy"][6], result.accuracy, places=6)
+    self.assertAlmostEqual(found["accuracy"][6], result.score.value, places=6)
     self.assertCountEqual(
         [path.name for path in pathlib.Path(result.logdir).glob("*.index")],
         ["model.ckpt-4.index", "model.ckpt-6.index"])
@@ -126,7 +146,8 @@ class TrainingTest(parameterized.TestCase, tf.test.TestCase):
               value = np.full(variable.shape, 0.1)
               variable.load(value, sess)
             losses.append(sess.run(graph.loss, {
-                graph.images: images[:5], graph.labels: labels[:5]}))
+                graph.images: images[:5], graph.labels: labels[:5],
+                graph.weights: np.ones([5])}))
             kernels = sum(variable.shape.num_elements()
                           for variable in tf.trainable_variables()
                           if variable.op.name.endswith("kernel"))
@@ -143,10 +164,10 @@ class TrainingTest(parameterized.TestCase, tf.test.TestCase):
     images = (images - data.scale.mean) / data.scale.deviation
     with self.session(config=graph.config) as sess:
       sess.run(tf.global_variables_initializer())
-      correct = sess.run(graph.correct, {graph.images: images,
-                                         graph.labels: labels})
-      self.assertEqual(correct.shape, (11,))
-      self.assertAlmostEqual(training.evaluate(sess, graph), correct.mean())
+      right, count = sess.run(graph.counts, {graph.images: images,
+                                             graph.labels: labels})
+      self.assertEqual(count, 11)
+      self.assertEqual(training.evaluate(sess, graph).value, right / 11)
 
   @parameterized.parameters("momentum", "adam")
   def test_continued_run_equals_an_uninterrupted_one(self, optimizer):
@@ -157,8 +178,113 @@ class TrainingTest(parameterized.TestCase, tf.test.TestCase):
     self.assertEqual(part, training.Result(7, None, logdir))
     rest = self.run_steps(12, optimizer=optimizer, logdir=logdir)
     self.assertEqual(rest.step, 12)
-    self.assertEqual(rest.accuracy, whole.accuracy)
+    self.assertEqual(rest.score, whole.score)
     self.assert_same_checkpoint(logdir, whole.logdir)
+
+  @parameterized.parameters(
+      dict(accumulate_steps=3),
+      dict(skip_nonfinite=True, accumulate_steps=2, remainder="keep"),
+      dict(variables="replicated", num_towers=3))
+  def test_continued_run_equals_an_uninterrupted_one_with(self, **options):
+    data = small_dataset(rows=27)
+    if "skip_nonfinite" in options:
+      data.train.columns[0][5] = np.nan  # Skipped batches, once an epoch.
+      data = dataclasses.replace(data, scale=small_dataset().scale)
+    with mock.patch.object(datasets, "load", lambda *_, **__: data):
+      whole = self.run_steps(8, **options)
+      logdir = self.logdir()
+      with stop_after(5):
+        self.run_steps(8, logdir=logdir, **options)
+      rest = self.run_steps(8, logdir=logdir, **options)
+    self.assertEqual(rest.score, whole.score)
+    self.assert_same_checkpoint(logdir, whole.logdir)
+    if "skip_nonfinite" in options:
+      # Of 17 batches of 8, 8, 8 and 3 rows, one in four.
+      self.assertBetween(checkpoint(logdir)["skipped_steps"], 3, 6)
+
+  def test_filled_up_batches_train_like_short_ones(self):
+    """27 rows in batches of 8: the last has 3, or 8 of which 5 do not count."""
+    data = small_dataset(rows=27)
+    results = {}
+    with without_batch_norm(), \
+        mock.patch.object(datasets, "load", lambda *_, **__: data):
+      for remainder in ("keep", "repeat"):
+        for num_towers in (1, 3):
+          results[remainder, num_towers] = self.run_steps(
+              9, remainder=remainder, num_towers=num_towers)
+      dropped = self.run_steps(9, remainder="drop")
+    expected = results["keep", 1]
+    for result in results.values():
+      self.assertEqual(result.score, expected.score)
+      self.assert_same_checkpoint(result.logdir, expected.logdir)
+    self.assertNotAllClose(checkpoint(dropped.logdir)["kernel"],
+                           checkpoint(expected.logdir)["kernel"])
+
+  def test_images_of_weight_0_count_in_no_loss(self):
+    data = small_dataset()
+    images, labels = data.train.columns
+    weights = np.array([1, 1, 1, 1, 0, 0, 0], np.float32)
+    for num_towers in (1, 2, 3, 4):
+      with without_batch_norm(), tf.Graph().as_default():
+        graph = training.build(training.Options(
+            num_towers=num_towers, batch_size=7, weight_decay=0.0), data)
+        with tf.Session(config=graph.config) as sess:
+          sess.run(tf.global_variables_initializer())
+          kernel = sess.run(tf.trainable_variables()[0])
+          loss = sess.run(graph.loss, {
+              graph.images: images[:7], graph.labels: labels[:7],
+              graph.weights: weights})
+      logits = images[:4].reshape([4, -1]) @ kernel
+      losses = np.log(np.exp(logits).sum(axis=1)) - logits[range(4), labels[:4]]
+      self.assertAllClose(loss, losses.mean(), msg=num_towers)
+
+  def test_accumulated_batches_make_the_step_of_a_large_one(self):
+    with without_batch_norm():
+      large = self.run_steps(4, batch_size=8)
+      small = self.run_steps(4, batch_size=2, accumulate_steps=4)
+    self.assertEqual(small.step, 4)
+    self.assert_same_checkpoint(small.logdir, large.logdir)
+    losses = [scalars(result.logdir)["loss"][4] for result in (small, large)]
+    self.assertAllClose(*losses)
+
+  @parameterized.parameters("balanced", "replicated")
+  def test_place_of_variables_changes_nothing(self, variables):
+    results = [self.run_steps(3, variables=choice)
+               for choice in ("shared", variables)]
+    self.assertEqual(results[0].score, results[1].score)
+    self.assert_same_checkpoint(*(result.logdir for result in results))
+
+  def test_clips_the_gradient(self):
+    with without_batch_norm():
+      start, clipped = (
+          self.run_steps(1, optimizer="sgd", learning_rate=rate, clip_norm=0.01)
+          for rate in (0.0, 1.0))
+    change = (checkpoint(clipped.logdir)["kernel"] -
+              checkpoint(start.logdir)["kernel"])
+    # Half a step of one is half way down the cosine.
+    self.assertAllClose(np.linalg.norm(change), 0.01 * 0.5, rtol=1e-3)
+
+  def test_loss_scale_changes_nothing(self):
+    with without_batch_norm():
+      results = [self.run_steps(3, loss_scale=scale)
+                 for scale in (None, 1024.0)]
+    self.assert_same_checkpoint(*(result.logdir for result in results))
+
+  def test_dynamic_loss_scale_trains(self):
+    with without_batch_norm():
+      result = self.run_steps(3, loss_scale="dynamic")
+    self.assertEqual(result.step, 3)
+    self.assertEqual(checkpoint(result.logdir)["skipped_steps"], 0)
+
+  def test_stops_when_all_batches_are_skipped(self):
+    data = small_dataset()
+    data.train.columns[0][:] = np.nan
+    with without_batch_norm(), \
+        mock.patch.object(datasets, "load", lambda *_, **__: data):
+      with self.assertRaisesRegex(
+          training.UsageError, "the gradients of 50 batches or more in step 1 "
+          "were not finite. Give a lower `--learning_rate`"):
+        self.run_steps(2, skip_nonfinite=True)
 
   def test_number_of_towers_may_change_on_the_way(self):
     logdirs = self.logdir(), self.logdir()

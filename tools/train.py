@@ -1,19 +1,27 @@
-"""Trains an image classifier in several towers, and tests it.
+"""Trains an image network in several towers, and tests it.
 
   python tools/train.py
-  python tools/train.py --model=resnet20 --num_towers=4 --logdir=/tmp/resnet20
+  python tools/train.py --model=resnet20 --num_towers=4 --dataset=cifar10 \\
+    --data_dir=cifar-10-python.tar.gz --logdir=/tmp/resnet20
   python tools/train.py --devices=/gpu:0,/gpu:1 --dataset=/data/mnist.npz
+  python tools/train.py --model=unet --dataset=shapes
 
 By default a small convolutional network learns the 1,797 handwritten digits
-that come with scikit-learn, in two towers on the CPU, in less than a minute.
-The last line on standard output is the accuracy on images that it did not
-train on.
+that come with scikit-learn, in two towers on the CPU, in about a minute. The
+last line on standard output is the score on images that it did not train on:
+the accuracy; or, for a data set with one class per pixel, the mean over the
+classes of intersection over union (IoU), below a table of each class.
+
+The batch size is GLOBAL: it is that of all towers together, and the learning
+rate is the one for that batch size on one device. Neither changes with the
+number of towers, nor does the result.
 
 Scalars for TensorBoard and checkpoints go to --logdir. To continue a run, give
 the same flags and --logdir again: also after Ctrl-C, which saves first. The
-order of the images depends on --seed and the step alone, so that a continued
-run does what an uninterrupted one would have done. The number of towers may
-change on the way: it is not in the checkpoint.
+images of a step depend on --seed and the step alone (and on how many batches
+were skipped before), so that a continued run does what an uninterrupted one
+would have done. The number of towers may change on the way: it is not in the
+checkpoint.
 """
 
 import signal
@@ -26,8 +34,9 @@ if __name__ == "__main__":
 
 import dataclasses
 import functools
+import math
 import pathlib
-from typing import Optional, Sequence
+from typing import Optional, Sequence, Union
 
 # The checkout's `models` and `tools` are not installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -39,15 +48,13 @@ startup.load_tensorflow()
 from absl import flags
 import tensorflow.compat.v1 as tf
 
+from tools import datasets
+from tools import tasks
 from tools import training
 
 
-def parse(argv: Sequence[str]) -> Optional[training.Options]:
-  """Returns the options that a command line asks for; None if it is for help.
-
-  Raises:
-    training.UsageError: If a flag is unknown or has a bad value.
-  """
+def _flags() -> flags.FlagValues:
+  """Returns the flags, with their defaults."""
   # Flags of its own, so that scripts can be imported side by side.
   values = flags.FlagValues()
   text = functools.partial(flags.DEFINE_string, flag_values=values)
@@ -60,32 +67,75 @@ def parse(argv: Sequence[str]) -> Optional[training.Options]:
       flags.DEFINE_integer, lower_bound=1, flag_values=values)
   rates = ", ".join(f"{rate} for {name}"
                     for name, (_, rate) in training.OPTIMIZERS.items())
+  sizes = ", ".join(f"{task.batch_size} for {kind}"
+                    for kind, task in tasks.TASKS.items())
 
   defaults = training.Options()
-  choice("model", defaults.model, list(training.MODELS),
-         "The network to train.")
+  choice("model", defaults.model, [*tasks.CLASSIFIERS, *tasks.SEGMENTERS],
+         f"The network to train: {', '.join(tasks.SEGMENTERS)} for "
+         "segmentation (one class per pixel), the others for classification.")
   text("dataset", defaults.dataset,
-       "`digits`, `mnist` or `fashion_mnist` (where the system installs them), "
-       "or the path of an .npz file with x_train, y_train, x_test and y_test.")
+       f"One of {', '.join(datasets.NAMES)}; or the path of an .npz file with "
+       "x_train, y_train, x_test and y_test. shapes and voc are for "
+       "segmentation, the others for classification.")
+  text("data_dir", defaults.data_dir,
+       "Folder or archive with the files of the data set. Not for digits, "
+       "shapes and .npz files; mnist and fashion_mnist look where systems "
+       "install them by default.")
+  count("image_size", defaults.image_size,
+        "Height and width of the images, for images, tfrecords, voc and "
+        "shapes; each has a default.")
+  switch("augment", defaults.augment,
+         "Changes training images at random: shifts, mirrors, cuts or scales "
+         "them, as suits the data set.")
   count("num_towers", defaults.num_towers,
         "Number of towers, on the first GPUs or, without GPUs, on as many "
         "logical CPU devices; 2 unless --devices is given.")
   names("devices", defaults.devices,
         "One device per tower, such as /gpu:0,/gpu:1.")
+  choice("variables", defaults.variables, ["shared", "balanced", "replicated"],
+         "Where variables live. shared: on one device. balanced: each on the "
+         "tower's device that holds the fewest bytes. replicated: on the first "
+         "tower's device, with a copy on each other's. Checkpoints are alike.")
+  switch("sync_batch_norm", defaults.sync_batch_norm,
+         "Batch norm over the whole batch, as on one device; otherwise over "
+         "each tower's part.")
   count("batch_size", defaults.batch_size,
-        "GLOBAL batch size: images per step of ALL towers together.")
+        "GLOBAL batch size: images in a batch of ALL towers together, dealt "
+        "out among them; NOT images per tower. It need not divide. Default: "
+        f"{sizes}.")
+  choice("remainder", defaults.remainder, ["keep", "drop", "repeat"],
+         "What becomes of the training images that do not fill the last batch "
+         "of an epoch. keep: a short batch. drop: they are left out of that "
+         "epoch. repeat: other images fill up the batch and count for nothing; "
+         "not for models with batch norm, which would see them. All test "
+         "images are tested in any case.")
+  count("accumulate_steps", defaults.accumulate_steps,
+        "How many batches make one step, as one batch of all their images "
+        "would (but batch norm sees each batch for itself). The learning rate "
+        "is then that of accumulate_steps * batch_size images.")
   count("steps", defaults.steps,
         "Number of steps in all, those before a checkpoint included.")
   number("learning_rate", defaults.learning_rate,
          "Highest learning rate: it grows for the first twentieth of the steps "
-         f"and falls to 0 along a cosine. Default: {rates}.")
+         "and falls to 0 along a cosine. It is the rate for the GLOBAL batch "
+         "size: do NOT multiply it by the number of towers. When you change "
+         "the batch size, change it too, by about the same factor (not for "
+         f"adam). Default: {rates}. alexnet needs about a tenth of that.")
   choice("optimizer", defaults.optimizer, list(training.OPTIMIZERS),
          "momentum (of 0.9), adam or sgd.")
   number("weight_decay", defaults.weight_decay,
          "Factor of half the sum of squares of all kernels in the loss.")
-  switch("sync_batch_norm", defaults.sync_batch_norm,
-         "Batch norm over the whole batch, as on one device; otherwise over "
-         "each tower's part.")
+  number("clip_norm", defaults.clip_norm,
+         "Largest global norm of the gradient of the whole batch; a larger one "
+         "is scaled down to that. Default: no limit.")
+  text("loss_scale", defaults.loss_scale,
+       "What the loss is multiplied by and the gradients are divided by, to "
+       "keep small ones: a number; or dynamic, which finds one and skips the "
+       "batches where it was too large. Default: none.")
+  switch("skip_nonfinite", defaults.skip_nonfinite,
+         "Skips a batch with an infinity or NaN in its gradient, without a "
+         "trace; otherwise training ends when the loss is no longer finite.")
   count("seed", defaults.seed,
         "Seed of the initial weights and of the order of the images.",
         lower_bound=0, upper_bound=2**31 - 1)
@@ -97,7 +147,16 @@ def parse(argv: Sequence[str]) -> Optional[training.Options]:
   count("evaluate_every", defaults.evaluate_every,
         "Steps between checkpoints, each tested on the test images.")
   switch("help", False, "Shows this text.", short_name="h")
+  return values
 
+
+def parse(argv: Sequence[str]) -> Optional[training.Options]:
+  """Returns the options that a command line asks for; None if it is for help.
+
+  Raises:
+    training.UsageError: If a flag is unknown or has a bad value.
+  """
+  values = _flags()
   try:
     rest = values(argv)[1:]
   except flags.Error as error:
@@ -111,9 +170,28 @@ def parse(argv: Sequence[str]) -> Optional[training.Options]:
   options = training.Options(**{
       field.name: values[field.name].value
       for field in dataclasses.fields(training.Options)})
+  if options.clip_norm is not None and not 0 < options.clip_norm < math.inf:
+    raise training.UsageError(
+        "`--clip_norm` must be a number above 0: got "
+        f"{options.clip_norm}. Leave it out for no limit.")
+  options = dataclasses.replace(
+      options, loss_scale=_loss_scale(options.loss_scale))
   if options.devices is not None:
     _check_devices(options)
   return options
+
+
+def _loss_scale(text: Optional[str]) -> Union[None, float, str]:
+  if text in (None, "dynamic"):
+    return text
+  try:
+    scale = float(text)
+  except ValueError:
+    scale = 0.0
+  if not 0 < scale < math.inf:
+    raise training.UsageError(
+        f"`--loss_scale` must be a number above 0, or dynamic: got {text}.")
+  return scale
 
 
 def _check_devices(options: training.Options) -> None:
@@ -144,11 +222,13 @@ def main(argv: Sequence[str]) -> int:
   except training.UsageError as error:
     print(f"{pathlib.Path(argv[0]).name}: {error}", file=sys.stderr)
     return 2
-  if result.accuracy is None:
+  if result.score is None:
     print(f"Interrupted: saved step {result.step}. To continue, give the same "
           f"flags and --logdir={result.logdir}", file=sys.stderr)
     return 128 + signal.SIGINT
-  print(f"test accuracy: {result.accuracy:.4f}")
+  if result.score.table:
+    print(result.score.table)
+  print(f"test {result.score.name}: {result.score.value:.4f}")
   return 0
 
 

@@ -1,4 +1,4 @@
-"""Training and testing of an image classifier in towers, with checkpoints."""
+"""Training and testing of an image network in towers, with checkpoints."""
 
 import contextlib
 import dataclasses
@@ -14,125 +14,101 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 import tqdm
 
-from models import convnet
-from models import resnet
 from tools import datasets
+from tools import tasks
+from tools import training_options
 import towers
 
-# Each takes images [B, H, W, C], `num_classes` and `training`, and returns
-# logits [B, num_classes].
-MODELS = {
-    "convnet": convnet.logits,
-    **{f"resnet{depth}": functools.partial(resnet.logits, depth=depth)
-       for depth in (8, 20, 32, 44, 56, 110)},
-}
-
-# Constructors that take the learning rate, and its default.
-OPTIMIZERS = {
-    "momentum": (functools.partial(tf.train.MomentumOptimizer, momentum=0.9),
-                 0.1),
-    "adam": (tf.train.AdamOptimizer, 0.001),
-    "sgd": (tf.train.GradientDescentOptimizer, 0.1),
-}
+MODELS = tasks.CLASSIFIERS
+OPTIMIZERS = training_options.OPTIMIZERS
+Options = training_options.Options
+UsageError = training_options.UsageError
 
 # The learning rate grows linearly over this part of the steps.
 WARM_UP = 0.05
 
-
-class UsageError(Exception):
-  """Something that the user can put right: shown in one line."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-  """What a run does; the flags of the same names say more."""
-  model: str = "convnet"
-  dataset: str = "digits"
-  num_towers: Optional[int] = None
-  devices: Optional[Sequence[str]] = None
-  batch_size: int = 64
-  steps: int = 600
-  learning_rate: Optional[float] = None
-  optimizer: str = "momentum"
-  weight_decay: float = 1e-4
-  sync_batch_norm: bool = True
-  seed: int = 0
-  logdir: Optional[str] = None
-  log_every: int = 10
-  evaluate_every: int = 200
+# A dynamic loss scale finds its size in about 15 batches.
+MAX_SKIPPED = 50
 
 
 class Batches(NamedTuple):
   """What to run for the data: first `start`, then `next` for each batch."""
   start: tf.Operation
-  next: Sequence[tf.Tensor]  # Images [B, H, W, C] and labels [B].
+  next: Sequence[tf.Tensor]  # Images, labels and weights, as in `Graph`.
 
 
 class Graph(NamedTuple):
   """The tensors and ops of a run."""
   images: tf.Tensor  # Placeholder [B, H, W, C], for training and evaluation.
-  labels: tf.Tensor  # Placeholder [B].
+  labels: tf.Tensor  # Placeholder [B], or [B, H, W] for segmentation.
+  weights: tf.Tensor  # Placeholder [B], of the images in training.
   train_batches: Batches
   test_batches: Batches
-  first_step: tf.Tensor  # Placeholder [], where `train_batches` start.
+  first_batch: tf.Tensor  # Placeholder [], where `train_batches` start.
   loss: tf.Tensor  # [], the mean over the batch, with weight decay.
   learning_rate: tf.Tensor  # [], at the current step.
   global_step: tf.Variable  # [].
-  train_op: tf.Operation
-  correct: tf.Tensor  # [B], whether evaluation finds the label.
+  train_op: tf.Operation  # A batch; `accumulate_steps` of them are a step.
+  skipped: Optional[tf.Variable]  # [], batches skipped; None if none can be.
+  counts: tf.Tensor  # What `score` takes the sum of, over a batch.
+  score: Callable[[np.ndarray], tasks.Score]
   config: tf.ConfigProto
 
 
 class Result(NamedTuple):
-  """What a run came to; `accuracy` is None if it was interrupted."""
+  """What a run came to; `score` is None if it was interrupted."""
   step: int
-  accuracy: Optional[float]
+  score: Optional[tasks.Score]
   logdir: str
 
 
 def _batches(dataset: tf.data.Dataset) -> Batches:
   iterator = tf.data.make_initializable_iterator(dataset)
-  return Batches(iterator.initializer, iterator.get_next()[:2])
+  return Batches(iterator.initializer, iterator.get_next())
 
 
 def build(options: Options, data: datasets.Dataset) -> Graph:
   """Builds training, and evaluation of the same variables, in towers.
 
   Raises:
-    UsageError: If the devices do not exist.
+    UsageError: If the options do not fit the data, or the devices do not exist.
   """
-  network = functools.partial(MODELS[options.model],
+  options = training_options.completed(options, data)
+  task = tasks.TASKS[data.kind]
+  network = functools.partial(task.networks[options.model],
                               num_classes=data.num_classes)
 
-  def train_fn(images, labels):
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
-        labels=labels, logits=network(images, training=True))
+  def train_fn(images, labels, weights):
+    loss, weight = task.loss(
+        network(images, training=True), labels, weights, data)
     kernels = [variable for variable in tf.trainable_variables()
                if variable.op.name.endswith("kernel")]
     decay = tf.add_n([tf.nn.l2_loss(kernel) for kernel in kernels])
-    return tf.reduce_mean(losses) + options.weight_decay * decay
+    return towers.TowerSpec(loss + options.weight_decay * decay, weight=weight)
 
   def test_fn(images, labels):
-    predictions = tf.argmax(network(images, training=False), axis=-1)
-    return {"correct": tf.equal(predictions, labels)}
+    return {"counts": task.counts(
+        network(images, training=False), labels, data)}
 
   tf.set_random_seed(options.seed)
   images = tf.placeholder(
       tf.float32, [None, *data.image_shape], name="images")
-  labels = tf.placeholder(tf.int64, [None], name="labels")
-  first_step = tf.placeholder(tf.int64, [], name="first_step")
+  label_shape = ([] if data.kind == datasets.CLASSIFICATION
+                 else data.image_shape[:2])
+  labels = tf.placeholder(tf.int64, [None, *label_shape], name="labels")
+  weights = tf.placeholder(tf.float32, [None], name="weights")
+  first_batch = tf.placeholder(tf.int64, [], name="first_batch")
   train_batches = _batches(data.batches(
-      "train", options.batch_size, seed=options.seed, augment=False,
-      skip=first_step))
+      "train", options.batch_size, seed=options.seed, augment=options.augment,
+      remainder=options.remainder, skip=first_batch))
   test_batches = _batches(data.batches("test", options.batch_size))
-  devices = options.devices or options.num_towers or 2
+  build_towers = functools.partial(
+      towers.build_towers, devices=options.devices or options.num_towers or 2,
+      variables=options.variables, sync_batch_norm=options.sync_batch_norm)
   try:
-    train = towers.build_towers(
-        train_fn, devices, inputs=(images, labels),
-        sync_batch_norm=options.sync_batch_norm)
+    train = build_towers(train_fn, inputs=(images, labels, weights))
     with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-      test = towers.build_towers(
-          test_fn, devices, inputs=(images, labels), name="test_tower")
+      test = build_towers(test_fn, inputs=(images, labels), name="test_tower")
     config = train.session_config()
   except ValueError as error:
     # The library names the argument at fault first; anything else is a mistake
@@ -143,34 +119,87 @@ def build(options: Options, data: datasets.Dataset) -> Graph:
         f"`--devices` or `--num_towers` does not fit: {error}") from error
 
   global_step = tf.train.get_or_create_global_step()
-  make_optimizer, default_rate = OPTIMIZERS[options.optimizer]
-  rate = (default_rate if options.learning_rate is None
-          else options.learning_rate)
+  make_optimizer, rate = OPTIMIZERS[options.optimizer]
+  learning_rate = _learning_rate(
+      rate if options.learning_rate is None else options.learning_rate,
+      global_step, options.steps)
+  train_op = train.minimize(
+      make_optimizer(learning_rate), global_step=global_step,
+      clip_norm=options.clip_norm, loss_scale=options.loss_scale,
+      accumulate_steps=options.accumulate_steps,
+      skip_nonfinite=options.skip_nonfinite)
+  return Graph(
+      images=images, labels=labels, weights=weights,
+      train_batches=train_batches, test_batches=test_batches,
+      first_batch=first_batch, loss=train.loss, learning_rate=learning_rate,
+      global_step=global_step, train_op=train_op,
+      skipped=train.skipped_steps if options.may_skip else None,
+      counts=tf.reduce_sum(test.outputs["counts"], axis=0),
+      score=lambda counts: task.score(counts, data), config=config)
+
+
+def _learning_rate(highest: float, global_step: tf.Variable,
+                   steps: int) -> tf.Tensor:
   # Half a step in, so that neither the first step nor the last has rate 0.
-  progress = (tf.cast(global_step, tf.float32) + 0.5) / options.steps
+  progress = (tf.cast(global_step, tf.float32) + 0.5) / steps
   warm_up = tf.minimum(progress / WARM_UP, 1.0)
-  learning_rate = rate * warm_up * (1.0 + tf.cos(math.pi * progress)) / 2.0
-  train_op = train.minimize(make_optimizer(learning_rate),
-                            global_step=global_step)
-  return Graph(images, labels, train_batches, test_batches, first_step,
-               train.loss, learning_rate, global_step, train_op,
-               test.outputs["correct"], config)
+  return highest * warm_up * (1.0 + tf.cos(math.pi * progress)) / 2.0
 
 
-def evaluate(session: tf.Session, graph: Graph) -> float:
-  """Returns the share of test images that are classified right.
+def evaluate(session: tf.Session, graph: Graph) -> tasks.Score:
+  """Returns the score on the test images.
 
   Each image counts once, whatever the size of the last batch.
   """
-  correct = []
+  counts = 0
   session.run(graph.test_batches.start)
   while True:
     try:
-      images, labels = session.run(graph.test_batches.next)
+      images, labels, _ = session.run(graph.test_batches.next)
     except tf.errors.OutOfRangeError:
-      return float(np.mean(np.concatenate(correct)))
-    correct.append(session.run(graph.correct, {
-        graph.images: images, graph.labels: labels}))
+      return graph.score(counts)
+    counts = counts + session.run(graph.counts, {
+        graph.images: images, graph.labels: labels})
+
+
+class Step(NamedTuple):
+  """What a step did: `loss` is the mean over its `num_images` images."""
+  step: int
+  loss: float
+  learning_rate: float
+  num_images: int
+
+
+def run_step(session: tf.Session, graph: Graph, options: Options,
+             step: int) -> Step:
+  """Runs batches until they have made the step after `step`.
+
+  Raises:
+    UsageError: If the loss is not finite, or the batches that are skipped for
+      that do not end.
+  """
+  losses, sizes = [], []
+  while True:
+    images, labels, weights = session.run(graph.train_batches.next)
+    _, loss, learning_rate = session.run(
+        [graph.train_op, graph.loss, graph.learning_rate],
+        {graph.images: images, graph.labels: labels, graph.weights: weights})
+    if graph.skipped is None and not math.isfinite(loss):
+      raise UsageError(
+          f"the loss became {loss} in step {step + 1}. Give a lower "
+          "`--learning_rate` and another `--logdir`.")
+    losses.append(loss)
+    sizes.append(int(weights.sum()))
+    reached = int(session.run(graph.global_step))
+    if reached > step:
+      kept = np.isfinite(losses)  # The others were skipped.
+      loss = np.average(np.where(kept, losses, 0.0), weights=sizes * kept)
+      return Step(reached, float(loss), learning_rate, sum(sizes))
+    if len(losses) >= options.accumulate_steps + MAX_SKIPPED:
+      raise UsageError(
+          f"the gradients of {MAX_SKIPPED} batches or more in step {step + 1} "
+          "were not finite. Give a lower `--learning_rate` and another "
+          "`--logdir`.")
 
 
 @contextlib.contextmanager
@@ -194,7 +223,7 @@ def catch_interrupt() -> Iterator[Callable[[], bool]]:
 
 
 def train(session: tf.Session, graph: Graph, options: Options,
-          save: Callable[[int], None]) -> Tuple[int, Optional[float]]:
+          save: Callable[[int], None]) -> Tuple[int, Optional[tasks.Score]]:
   """Trains up to `options.steps`, with a progress bar and TensorBoard scalars.
 
   Args:
@@ -204,15 +233,19 @@ def train(session: tf.Session, graph: Graph, options: Options,
     save: Saves a checkpoint of the given step.
 
   Returns:
-    The step at the end, and the accuracy on the test images, which is None if
+    The step at the end, and the score on the test images, which is None if
     Ctrl-C was pressed. A checkpoint of that step is saved.
 
   Raises:
     UsageError: If the loss is no longer finite; that step is not saved.
   """
   first = step = int(session.run(graph.global_step))
-  accuracy = None
-  session.run(graph.train_batches.start, {graph.first_step: first})
+  # All batches that the run has behind it: those of its steps, and skipped.
+  batches = first * options.accumulate_steps
+  if graph.skipped is not None:
+    batches += int(session.run(graph.skipped))
+  score = None
+  session.run(graph.train_batches.start, {graph.first_batch: batches})
   since, num_images = time.perf_counter(), 0
   with tf.summary.FileWriter(options.logdir) as writer, \
       catch_interrupt() as interrupted, \
@@ -228,16 +261,9 @@ def train(session: tf.Session, graph: Graph, options: Options,
     writer.add_session_log(
         tf.SessionLog(status=tf.SessionLog.START), first + 1)
     while step < options.steps and not interrupted():
-      images, labels = session.run(graph.train_batches.next)
-      _, loss, learning_rate = session.run(
-          [graph.train_op, graph.loss, graph.learning_rate],
-          {graph.images: images, graph.labels: labels})
-      step += 1
-      num_images += len(labels)
-      if not math.isfinite(loss):
-        raise UsageError(
-            f"the loss became {loss} in step {step}. Give a lower "
-            "`--learning_rate` and another `--logdir`.")
+      step, loss, learning_rate, size = run_step(
+          session, graph, options, step)
+      num_images += size
       last = step == options.steps
       speed = num_images / (time.perf_counter() - since)
       bar.set_postfix_str(
@@ -249,13 +275,13 @@ def train(session: tf.Session, graph: Graph, options: Options,
         since, num_images = time.perf_counter(), 0
       if last or step % options.evaluate_every == 0 and not interrupted():
         save(step)
-        accuracy = evaluate(session, graph)
-        log(accuracy=accuracy)
+        score = evaluate(session, graph)
+        log(**{score.tag: score.value})
         since, num_images = time.perf_counter(), 0
     if step < options.steps:
       save(step)
-      accuracy = None
-  return step, accuracy
+      score = None
+  return step, score
 
 
 def prepare_logdir(options: Options) -> str:
@@ -318,17 +344,11 @@ def run(options: Options) -> Result:
       checkpoint, or the loss is no longer finite.
   """
   try:
-    data = datasets.load(options.dataset)
+    data = datasets.load(options.dataset, options.data_dir,
+                         image_size=options.image_size)
   except datasets.DatasetError as error:
     raise UsageError(_first_line(error)) from error
-  if data.kind != datasets.CLASSIFICATION:
-    raise UsageError(
-        "`--dataset` must have one label per image, since `--model` is a "
-        f"classifier: got {options.dataset}, for {data.kind}.")
-  if options.batch_size > data.size("train"):
-    raise UsageError(
-        "`--batch_size` must be at most the number of training images: "
-        f"expected 1 to {data.size('train')}, got {options.batch_size}.")
+  options = training_options.completed(options, data)
   # Before the build, which takes long for a deep network.
   options = dataclasses.replace(options, logdir=prepare_logdir(options))
   with tf.Graph().as_default():
@@ -336,6 +356,8 @@ def run(options: Options) -> Result:
     saver = tf.train.Saver(save_relative_paths=True)
     with tf.Session(config=graph.config) as session:
       restore(session, saver, options.logdir)
+      # Sums of accumulated gradients, and copies of replicated variables.
+      session.run(tf.local_variables_initializer())
       step = int(session.run(graph.global_step))
       size = sum(variable.shape.num_elements()
                  for variable in tf.trainable_variables())
@@ -345,14 +367,14 @@ def run(options: Options) -> Result:
       print(f"logdir: {options.logdir}" +
             (f", continuing from step {step}" if step else ""), flush=True)
       if step >= options.steps:
-        accuracy = evaluate(session, graph)
+        score = evaluate(session, graph)
       else:
-        step, accuracy = train(
+        step, score = train(
             session, graph, options,
             lambda step: saver.save(
                 session, str(pathlib.Path(options.logdir, "model.ckpt")), step,
                 write_meta_graph=False))
-  return Result(step, accuracy, options.logdir)
+  return Result(step, score, options.logdir)
 
 
 def _first_line(error: Exception) -> str:

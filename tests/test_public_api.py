@@ -31,7 +31,7 @@ PUBLIC = (
 )
 
 # Modules whose names are used as `towers.module.Name`.
-PUBLIC_MODULES = ("hooks",)
+PUBLIC_MODULES = ("hooks", "inspection")
 
 # Each module may import only those that stand before it.
 LAYERS = (
@@ -67,6 +67,16 @@ LAYERS = (
     "builder",
     "step_stats",
     "hooks",
+    "graph_nodes",
+    "scopes",
+    "transfers",
+    "findings",
+    "lint_variables",
+    "lint_losses",
+    "lint",
+    "report_text",
+    "picture",
+    "inspection",
     "__init__",
 )
 ALLOWED = {name: frozenset(LAYERS[:i]) for i, name in enumerate(LAYERS)}

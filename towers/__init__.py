@@ -1,6 +1,7 @@
 """Graph-mode TensorFlow models, built for several devices as they are."""
 
 from towers import hooks
+from towers import inspection
 from towers.asynchronous import AsyncTraining
 from towers.batch_norm import batch_norm
 from towers.builder import build_towers

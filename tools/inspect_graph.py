@@ -1,0 +1,273 @@
+"""Reports what a graph of towers holds, moves between devices, and gets wrong.
+
+  python tools/inspect_graph.py --model=resnet20 --num_towers=2
+  python tools/inspect_graph.py --model=model.py:loss_fn --inputs='float32[?,8]'
+  python tools/inspect_graph.py --graph=model.ckpt-10.meta --picture=towers.png
+
+Either builds a model in towers and its training step, and trains nothing; or
+reads any graph from a file: a GraphDef (.pb, .pbtxt), a MetaGraph (.meta), a
+SavedModel (saved_model.pb) or an event file of TensorBoard. Such a graph need
+not be of `towers`: loops written by hand, with scopes such as tower_0/ or
+clone_0/, are looked at for what these often get wrong.
+
+The report goes to standard output. With --check, the status is 1 if anything
+was found.
+"""
+
+import functools
+import pathlib
+import sys
+from typing import Any, Callable, NamedTuple, Optional, Sequence
+
+# The checkout's `models` and `tools` are not installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+# pylint: disable=wrong-import-position
+from tools import startup
+
+startup.load_tensorflow()
+
+from absl import flags
+from google.protobuf import message
+from google.protobuf import text_format
+from tensorflow.core.protobuf import saved_model_pb2
+import tensorflow.compat.v1 as tf
+
+from tools import synced_layers
+from tools import training
+import towers
+
+_NUM_CLASSES = 10
+_EVENT_FILE = "tfevents"
+
+
+class Inspected(NamedTuple):
+  """A graph to look at, and what a training step of it runs, if known."""
+  graph: Any
+  train_op: Any
+  definition: tf.GraphDef
+
+
+def make_flags() -> flags.FlagValues:
+  """Returns the flags, with their defaults."""
+  # Flags of its own, so that scripts can be imported side by side.
+  values = flags.FlagValues()
+  text = functools.partial(flags.DEFINE_string, flag_values=values)
+  count = functools.partial(
+      flags.DEFINE_integer, lower_bound=1, flag_values=values)
+  text("model", None,
+       f"One of {', '.join(training.MODELS)}; or a function as FILE.py:NAME, "
+       "which returns a loss, or a dict with \"loss\".")
+  text("graph", None, "File with a graph, instead of --model.")
+  count("num_towers", None,
+        "Number of towers, on the first GPUs or, without GPUs, on as many "
+        "logical CPU devices; 2 unless --devices is given.")
+  flags.DEFINE_list("devices", None, "One device per tower, such as "
+                    "/gpu:0,/gpu:1.", flag_values=values)
+  count("batch_size", None, "GLOBAL batch size of the models with a name. "
+        "Default: not known, so that some sizes are not known either.")
+  count("image_size", 32, "Height and width of their images.")
+  flags.DEFINE_list(
+      "inputs", [], "Type and shape of each input of FILE.py:NAME, such as "
+      "float32[?,32,32,3].", flag_values=values)
+  text("train_op", None,
+       "Name of what a training step of --graph runs. Default: found, where "
+       "an optimizer changes variables.")
+  text("tower_pattern", None,
+       "Regular expression that finds a tower's scope in a name, with a group "
+       r"around the number, such as 'worker_(\d+)/'.")
+  text("logdir", None, "Directory to write the graph to, for TensorBoard.")
+  text("json", None, "File to write the report to, as JSON.")
+  text("picture", None, "File to draw towers, devices and what flows between "
+       "them to: .png, .svg or .pdf. Needs matplotlib.")
+  flags.DEFINE_boolean("check", False, "Whether findings make the status 1.",
+                       flag_values=values)
+  flags.DEFINE_boolean("help", False, "Shows this text.", short_name="h",
+                       flag_values=values)
+  return values
+
+
+def build(values: flags.FlagValues) -> Inspected:
+  """Builds the model that the flags name, and its training step.
+
+  Raises:
+    UsageError: If the flags do not fit.
+  """
+  devices = values.devices or values.num_towers or 2
+  with tf.Graph().as_default() as graph:
+    # Without a device they might be thought to travel.
+    with tf.device("/cpu:0"):
+      model, inputs = _model(values)
+    try:
+      built = towers.build_towers(model, devices, inputs=inputs)
+    except (TypeError, ValueError) as error:
+      # The library's own texts; others are mistakes in a model, whose author
+      # wants the traceback.
+      if not str(error).startswith("`"):
+        raise
+      raise training.UsageError(_first_line(error)) from error
+    train_op = None
+    if built.loss is not None:
+      with tf.device("/cpu:0"):
+        step = tf.train.get_or_create_global_step()
+      train_op = built.minimize(tf.train.MomentumOptimizer(0.1, 0.9),
+                                global_step=step)
+    return Inspected(built, train_op, graph.as_graph_def())
+
+
+def _model(values: flags.FlagValues) -> Any:
+  """Returns the model function, and placeholders for its inputs."""
+  if ":" in values.model:
+    try:
+      function = synced_layers.load(values.model)
+      inputs = synced_layers.placeholders(
+          synced_layers.split_list(values.inputs))
+    except ValueError as error:
+      raise training.UsageError(_first_line(error)) from error
+    return function, tuple(inputs) or None
+  if values.model not in training.MODELS:
+    raise training.UsageError(
+        f"`--model` must be one of {', '.join(training.MODELS)}, or a function "
+        f"as FILE.py:NAME: got {values.model}.")
+  network = training.MODELS[values.model]
+  size = values.image_size
+  images = tf.placeholder(
+      tf.float32, [values.batch_size, size, size, 3], name="images")
+  labels = tf.placeholder(tf.int64, [values.batch_size], name="labels")
+  return _classifier(network), (images, labels)
+
+
+def _classifier(network: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+  def loss_fn(images, labels):
+    logits = network(images, num_classes=_NUM_CLASSES, training=True)
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(
+        labels=labels, logits=logits))
+
+  return loss_fn
+
+
+def read(path: str, train_op: Optional[str] = None) -> Inspected:
+  """Reads a graph from a file.
+
+  Raises:
+    UsageError: If there is none in it.
+  """
+  name = pathlib.Path(path).name
+  try:
+    if _EVENT_FILE in name:
+      graph = _from_events(path)
+    elif name == "saved_model.pb":
+      saved = saved_model_pb2.SavedModel.FromString(
+          pathlib.Path(path).read_bytes())
+      graph = saved.meta_graphs[0] if saved.meta_graphs else tf.GraphDef()
+    elif name.endswith(".meta"):
+      graph = tf.MetaGraphDef.FromString(pathlib.Path(path).read_bytes())
+    elif name.endswith(".pb"):
+      graph = tf.GraphDef.FromString(pathlib.Path(path).read_bytes())
+    elif name.endswith(".pbtxt"):
+      graph = text_format.Parse(
+          pathlib.Path(path).read_text(encoding="utf-8"), tf.GraphDef())
+    else:
+      raise training.UsageError(
+          "`--graph` must be a file ending in .pb, .pbtxt or .meta, or with "
+          f"{_EVENT_FILE} in its name: got {path}.")
+  except (OSError, UnicodeDecodeError, message.DecodeError,
+          text_format.ParseError, tf.errors.OpError) as error:
+    raise training.UsageError(
+        f"`--graph` must be a file that can be read: got {path} "
+        f"({getattr(error, 'strerror', None) or _first_line(error)}).") from (
+            error)
+  definition = graph.graph_def if isinstance(graph, tf.MetaGraphDef) else graph
+  if not definition.node:
+    raise training.UsageError(
+        f"`--graph` must be a file with a graph: there is no op in {path}.")
+  return Inspected(graph, train_op, definition)
+
+
+def _from_events(path: str) -> Any:
+  """Returns the last graph of an event file, with collections if it can be."""
+  graph, with_collections = tf.GraphDef(), None
+  for event in tf.train.summary_iterator(path):
+    kind = event.WhichOneof("what")
+    if kind == "graph_def":
+      graph = tf.GraphDef.FromString(event.graph_def)
+    elif kind == "meta_graph_def":
+      with_collections = tf.MetaGraphDef.FromString(event.meta_graph_def)
+  if with_collections is not None and with_collections.graph_def.node:
+    return with_collections
+  return graph
+
+
+def run(values: flags.FlagValues) -> Any:
+  """Returns the report that the flags ask for, after writing their files.
+
+  Raises:
+    UsageError: If the flags do not fit, or a file cannot be read or written.
+  """
+  if (values.model is None) == (values.graph is None):
+    raise training.UsageError(
+        "`--model` or `--graph` must be given, and not both: got "
+        f"--model={values.model} and --graph={values.graph}.")
+  if values.devices is not None and values.num_towers is not None:
+    raise training.UsageError(
+        "`--num_towers` and `--devices` must not both be given: got "
+        f"{values.num_towers} and {','.join(values.devices)}.")
+  if values.graph is not None:
+    inspected = read(values.graph, values.train_op)
+  elif values.train_op is not None:
+    raise training.UsageError(
+        f"`--train_op` must be given with `--graph` only: got "
+        f"{values.train_op}. With `--model` it is known.")
+  else:
+    inspected = build(values)
+  try:
+    report = towers.inspection.report(
+        inspected.graph, train_op=inspected.train_op,
+        tower_pattern=values.tower_pattern)
+    if values.picture is not None:
+      report.draw(values.picture)
+    if values.json is not None:
+      pathlib.Path(values.json).write_text(
+          report.to_json() + "\n", encoding="utf-8")
+    if values.logdir is not None:
+      with tf.summary.FileWriter(values.logdir) as writer:
+        writer.add_event(
+            tf.Event(graph_def=inspected.definition.SerializeToString()))
+  except (ImportError, ValueError) as error:
+    raise training.UsageError(_first_line(error)) from error
+  except (OSError, tf.errors.OpError) as error:
+    raise training.UsageError(
+        "`--json`, `--picture` and `--logdir` must name what can be written: "
+        f"{_first_line(error)}.") from error
+  return report
+
+
+def _first_line(error: Exception) -> str:
+  return str(error).strip().partition("\n")[0]
+
+
+def main(argv: Sequence[str]) -> int:
+  """Runs the command line `argv` and returns the exit status of the process."""
+  tf.disable_v2_behavior()
+  values = make_flags()
+  try:
+    try:
+      rest = values(argv)[1:]
+    except flags.Error as error:
+      raise training.UsageError(_first_line(error)) from error
+    if values.help:
+      print(__doc__ + values.get_help())
+      return 0
+    if rest:
+      raise training.UsageError(
+          f"there must be flags only: got {rest[0]}. Write --flag=value.")
+    report = run(values)
+  except training.UsageError as error:
+    print(f"{pathlib.Path(argv[0]).name}: {error}", file=sys.stderr)
+    return 2
+  print(report, end="")
+  return 1 if values.check and report.findings else 0
+
+
+if __name__ == "__main__":
+  sys.exit(main(sys.argv))

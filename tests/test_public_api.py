@@ -31,7 +31,7 @@ PUBLIC = (
 )
 
 # Modules whose names are used as `towers.module.Name`.
-PUBLIC_MODULES = ("hooks", "inspection")
+PUBLIC_MODULES = ("checkpoints", "hooks", "inspection")
 
 # Each module may import only those that stand before it.
 LAYERS = (
@@ -67,6 +67,13 @@ LAYERS = (
     "builder",
     "step_stats",
     "hooks",
+    "checkpoint_files",
+    "checkpoint_names",
+    "checkpoint_matching",
+    "checkpoint_report",
+    "checkpoint_targets",
+    "checkpoint_plan",
+    "checkpoints",
     "graph_nodes",
     "scopes",
     "transfers",

@@ -1,5 +1,6 @@
 """Graph-mode TensorFlow models, built for several devices as they are."""
 
+from towers import checkpoints
 from towers import hooks
 from towers import inspection
 from towers.asynchronous import AsyncTraining

@@ -143,13 +143,6 @@ class InputStarvationHookTest(parameterized.TestCase):
     # 20 ms of tower 0's work fall into the 60 ms; 20 ms of tower 1's follow.
     self.assertAlmostEqual(hook.share, 40 / 80, delta=0.2)
 
-  def test_queue(self):
-    queue = tf.FIFOQueue(1, [tf.float32], [[4]])
-    tf.train.add_queue_runner(tf.train.QueueRunner(
-        queue, [queue.enqueue(sleeping(tf.ones([4]), 0.08))]))
-    hook, _ = self.measured(queue.dequeue(), 2, 0.04, steps=15, trace_steps=5)
-    self.assertAlmostEqual(hook.share, 1 / 2, delta=0.2)
-
   def test_threshold(self):
     dataset = tf.data.Dataset.from_tensors(tf.ones([4])).repeat()
     dataset = dataset.map(lambda x: sleeping(x, 0.02))

@@ -166,6 +166,94 @@ class ReplicatedTest(parameterized.TestCase):
       cases.Trainer(3, cases.towers_step(ADAM), model_fn=model,
                     variables="replicated")
 
+  def test_pairs_may_be_a_zip(self):
+    trainer = self.trainer(3)
+    with trainer._graph.as_default():
+      values, variables = zip(*trainer.graph.gradients())
+      trainer.train_op = trainer.graph.apply_gradients(
+          tf.train.GradientDescentOptimizer(1.0), zip(values, variables))
+    with trainer.session():
+      trainer.step(cases.batch(6))
+      trainer.evaluate(trainer.graph.check_copies())
+
+  def test_gradients_of_another_origin_are_refused(self):
+    trainer = self.trainer(2)
+    with trainer._graph.as_default():
+      optimizer = tf.train.GradientDescentOptimizer(1.0)
+      pairs = optimizer.compute_gradients(trainer.graph.loss)
+      with self.assertRaisesRegex(
+          ValueError, "`grads_and_vars` must come from `graph.gradients`.*by "
+          "`weights` of another"):
+        trainer.graph.apply_gradients(optimizer, pairs)
+
+  def test_loss_of_two_builds(self):
+    results = []
+    for variables in ("shared", "replicated"):
+      with tf.Graph().as_default():
+        def model(x):
+          return tf.reduce_mean(x * tf.get_variable("w", []))
+
+        x = tf.constant([1.0, 2.0, 3.0])
+        graph = towers.build_towers(model, testing.devices(2), inputs=x,
+                                    variables=variables)
+        with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+          other = towers.build_towers(model, testing.devices(2), inputs=x,
+                                      variables=variables, name="other")
+        (gradient, _), = graph.gradients(graph.loss + other.loss)
+        with testing.session(initialize=True) as sess:
+          results.append(sess.run(gradient))
+    self.assertEqual(results, [4.0, 4.0])
+
+  def test_build_with_new_copies_after_the_train_op_is_refused(self):
+    with tf.Graph().as_default():
+      inputs = tf.constant([1.0, 2.0, 3.0])
+      model = lambda x: tf.reduce_mean(x * tf.get_variable("w", []))
+      graph = towers.build_towers(model, testing.devices(2), inputs=inputs,
+                                  variables="replicated")
+      graph.minimize(ADAM())
+      with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+        towers.build_towers(model, testing.devices(2), inputs=inputs,
+                            variables="replicated", name="same")
+        with self.assertRaisesRegex(
+            ValueError, "must come before train ops: got new copies of `w` on "
+            "/cpu:2"):
+          towers.build_towers(model, testing.devices(3), inputs=inputs,
+                              variables="replicated", name="more")
+
+  def test_initialising_again_in_one_run(self):
+    with tf.Graph().as_default():
+      def model(x):
+        total = x
+        for k in range(4):
+          total *= tf.reduce_sum(tf.get_variable(f"w{k}", [200, 200]))
+        return tf.reduce_mean(total)
+
+      graph = towers.build_towers(model, testing.devices(2),
+                                  inputs=tf.ones([4]), variables="replicated")
+      check = graph.check_copies()
+      both = [tf.global_variables_initializer(),
+              tf.local_variables_initializer()]
+      with testing.session() as sess:
+        for _ in range(20):
+          sess.run(both)
+          sess.run(check)
+
+  def test_packing_leaves_unknown_shapes_alone(self):
+    with tf.Graph().as_default():
+      def model(x):
+        size = tf.placeholder_with_default(2, [])
+        w = tf.get_variable("w", initializer=tf.ones([size]),
+                            validate_shape=False)
+        return tf.reduce_mean(x) * tf.reduce_sum(w)
+
+      graph = towers.build_towers(model, testing.devices(2),
+                                  inputs=tf.ones([4]), variables="replicated")
+      train_op = graph.minimize(tf.train.GradientDescentOptimizer(1.0),
+                                pack_bytes=1000)
+      with testing.session(initialize=True) as sess:
+        sess.run(train_op)
+        sess.run(graph.check_copies())
+
   def test_second_build_shares_the_copies(self):
     with tf.Graph().as_default():
       inputs = (tf.placeholder(tf.float64, [None, 3]),

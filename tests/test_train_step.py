@@ -205,7 +205,8 @@ class SkippedStepTest(parameterized.TestCase):
         np.testing.assert_array_equal(before[name], after[name], name)
     self.assertEqual(after["loss_scale"], before["loss_scale"] / 2)
 
-  @parameterized.parameters("assign", "scatter", "conditional", "outside")
+  @parameterized.parameters("assign", "scatter", "maximum", "conditional",
+                            "branch", "outside")
   def test_other_update_ops_are_undone(self, kind):
     def model(features, ids, labels):
       del ids, labels
@@ -217,6 +218,17 @@ class SkippedStepTest(parameterized.TestCase):
       elif kind == "scatter":
         update = state.scatter_sub(
             tf.IndexedSlices(features[:1, 0], tf.constant([2])))
+      elif kind == "maximum":
+        update = state.scatter_nd_max([[0]], 2.0 + features[:1, 0])
+      elif kind == "branch":
+        inside = []
+
+        def branch():
+          inside.append(state.assign_add(state).op)
+          return tf.identity(state)
+
+        tf.cond(tf.reduce_sum(features) < 1e9, branch, lambda: state + 0.0)
+        update = inside[0]
       elif kind == "conditional":
         update = tf.cond(tf.constant(True), lambda: state.assign_add(state),
                          lambda: state + 0.0)
@@ -240,13 +252,15 @@ class SkippedStepTest(parameterized.TestCase):
         2, cases.towers_step(OPTIMIZERS["momentum"], skip_nonfinite=True),
         model_fn=model_and_outside)
     bad = cases.batch(4)
-    bad[0][1] = np.nan
+    bad[0][1] = -np.inf
     with trainer.session():
       trainer.step(cases.batch(4))
       before = trainer.variables()
       trainer.step(bad)
       after = trainer.variables()
-      trainer.step(cases.batch(4))
+      more = cases.batch(4)
+      more[0] += 10.0
+      trainer.step(more)
       moved = trainer.variables()
     name = "outside" if kind == "outside" else "state"
     np.testing.assert_array_equal(before[name], after[name])
@@ -267,6 +281,23 @@ class SkippedStepTest(parameterized.TestCase):
       cases.Trainer(
           2, cases.towers_step(OPTIMIZERS["momentum"], skip_nonfinite=True),
           model_fn=model)
+
+
+class ClipTest(parameterized.TestCase):
+
+  def test_infinite_norm_is_no_empty_step(self):
+    def model(features, ids, labels):
+      del ids, labels
+      one = tf.get_variable("one", [], initializer=tf.ones_initializer())
+      two = tf.get_variable("two", [], initializer=tf.ones_initializer())
+      return tf.reduce_mean(features) * (one * 1e20 + two)
+
+    trainer = cases.Trainer(
+        2, cases.towers_step(OPTIMIZERS["momentum"], clip_norm=1.0),
+        model_fn=model, dtype=tf.float32)
+    with trainer.session():
+      trainer.step([np.ones([4, 3]), np.zeros(4), np.zeros(4)])
+      self.assertTrue(np.isnan(trainer.variables()["two"]))
 
 
 class OrderTest(parameterized.TestCase):

@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 from towers import _tensorflow
 from towers import context
 from towers import gradients
+from towers import outputs
 from towers import replicas
 from towers import tower as tower_lib
 from towers import updates as updates_lib
@@ -74,15 +75,44 @@ class Build(NamedTuple):
         their names, with a trailing slash; "" for none.
       pack_bytes: See `TowerGraph.minimize`.
     """
+    grads_and_vars = list(grads_and_vars)
     with context.applies(), tf.name_scope(name_scope or None):
       applied = optimizer.apply_gradients(
           grads_and_vars, global_step=global_step)
     copies = replicas.of_graph(self.graph)
     trained = [v for g, v in grads_and_vars if g is not None]
+    copies.note_trained(trained)
     if not copies.has_any(trained):
       return applied
     with tf.control_dependencies([applied]):
       return copies.refreshed(trained, pack_bytes)
+
+  def regularization_loss(self) -> tf.Tensor:
+    """Returns the sum of the regularisation losses, as one device has it."""
+    terms = [
+        tower.collection(tf.GraphKeys.REGULARIZATION_LOSSES)
+        for tower in self.towers
+    ]
+    if not terms[0]:
+      return tf.constant(0.0)
+    # Those of variables are made once for all towers.
+    if all(list(map(id, other)) == list(map(id, terms[0])) for other in terms):
+      return tf.add_n(terms[0])
+    return outputs.mean_by_weight([tf.add_n(own) for own in terms],
+                                  [tower.weight for tower in self.towers])
+
+  def check_current_graph(self) -> None:
+    """Checks that a train op may be made where the caller is.
+
+    Raises:
+      ValueError: If that is inside a function or a branch of v2 control flow.
+    """
+    current = tf.get_default_graph()
+    if current is not self.graph and not _tensorflow.is_plain_graph(current):
+      raise ValueError(
+          "A train op must not be made inside a `tf.function` or a branch of "
+          f"v2 control flow: got a call in `{current.name}`, where the step "
+          "would run whether the branch is taken or not. Make it outside.")
 
   def name_scope(self) -> str:
     """Returns the current name scope, with a trailing slash; "" for none."""

@@ -153,6 +153,8 @@ def build_towers(model_fn: Callable[..., Any],
     with tf.name_scope(cross_scope), tf.device(parameters):
       loss, outputs = outputs_lib.together(towers, rows)
       chosen = updates.chosen(towers, update_ops, conversion.duplicates, made)
+      # `chosen` has put ops of its own around those in conditionals.
+      made.update(graph.get_operations()[first_op:])
       ready = updates.gate(made, inputs_lib.gate(shards), chosen)
     shared.publish_copies(updates.changes_in(towers, made))
     seeds.warn_of_shared(towers, in_order)

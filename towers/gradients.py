@@ -8,10 +8,12 @@ each tower's share of the gradient, and the sum of these is the gradient.
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from towers import _tensorflow
 from towers import packing
+from towers import replicas
 
 
 class GradientAndVariable(NamedTuple):
@@ -55,16 +57,20 @@ def averaged(backward: Backward, loss: tf.Tensor, variables: Sequence[Any], *,
   """
   handles_of = []  # All handles of each variable: its own, and its views.
   towers_of = []  # The tower of each view.
+  # The views end there, so that the real handle gets what reaches it otherwise:
+  # what model code computed from the variable outside the towers.
+  stops: List[tf.Tensor] = []
   for variable in variables:
     real = (variable.handle if _tensorflow.is_resource_variable(variable) else
             variable)
     own = backward.views.get(id(variable), {})
-    towers_of.append([None] + sorted(own))
-    handles_of.append([real] + [own[tower] for tower in sorted(own)])
+    # Another build in the graph has views of its own: by the copies' handles
+    # comes what the loss owes to them.
+    copies = replicas.of_graph(loss.graph).handles(variable)
+    towers_of.append([None] * (1 + len(copies)) + sorted(own))
+    handles_of.append([real] + copies + [own[t] for t in sorted(own)])
+    stops += handles_of[-1][1 + len(copies):]
   flat = [handle for group in handles_of for handle in group]
-  # The views end there, so that the real handle gets what reaches it otherwise:
-  # what model code computed from the variable outside the towers.
-  stops = [handle for group in handles_of for handle in group[1:]]
   with tf.device(backward.parameter_device):
     start = _start(loss, loss_gradient, loss_scale)
     with _tensorflow.no_zeros_for_batch_norm():
@@ -81,10 +87,12 @@ def averaged(backward: Backward, loss: tf.Tensor, variables: Sequence[Any], *,
     if pack_bytes:
       shares_of = packing.sent_together(
           shares_of, towers_of, variables, backward.tower_devices, pack_bytes)
-    return [
+    pairs = [
         GradientAndVariable(_added_up_at(variable, shares), variable)
         for variable, shares in zip(variables, shares_of)
     ]
+  replicas.of_graph(loss.graph).note_gradients(pairs)
+  return pairs
 
 
 def _start(loss: tf.Tensor, loss_gradient: Optional[tf.Tensor],
@@ -176,6 +184,8 @@ def clip_by_global_norm(pairs: Sequence[GradientAndVariable],
 
       clip_norm / max(norm(g), clip_norm)
 
+  If the norm is infinite or NaN, all gradients become NaN.
+
   Rows of a sparse gradient that occur several times are added up first, so that
   the norm is that of the same gradient as a dense one, for every number of
   towers. (`tf.clip_by_global_norm` takes the norm of the rows as they came.)
@@ -203,7 +213,9 @@ def clip_by_global_norm(pairs: Sequence[GradientAndVariable],
   norm = tf.sqrt(2.0 * tf.add_n([tf.cast(s, wide) for s in squares]))
   limit = (tf.cast(clip_norm, wide) if isinstance(clip_norm, tf.Tensor) else
            tf.constant(clip_norm, wide))
-  factor = limit / tf.maximum(norm, limit)
+  # Beyond the largest number nothing can be scaled down to `clip_norm`.
+  factor = tf.where_v2(
+      tf.math.is_finite(norm), limit / tf.maximum(norm, limit), np.nan)
 
   def clipped(values):
     return values * tf.cast(factor, values.dtype)

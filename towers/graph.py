@@ -88,21 +88,19 @@ class TowerGraph:
 
   @property
   def regularization_loss(self) -> tf.Tensor:
-    """Scalar tensor, the sum of the regularisation losses of one tower.
+    """Scalar tensor, the sum of the regularisation losses.
 
     That is what `tf.GraphKeys.REGULARIZATION_LOSSES` of one device add up to; 0
-    without any. For models that do not add them to their loss:
+    without any. Terms that are means over a tower's rows are averaged over the
+    towers. For models that do not add them to their loss:
 
         loss = graph.loss + graph.regularization_loss
         train_op = graph.minimize(optimizer, loss=loss)
     """
     if self._regularization_loss is None:
-      terms = self.towers[0].collection(tf.GraphKeys.REGULARIZATION_LOSSES)
       with self._graph.as_default(), tf.device(self._parameter_device):
-        with tf.name_scope(self._build.cross_scope):
-          self._regularization_loss = (
-              tf.add_n(terms, name="regularization_loss") if terms else
-              tf.constant(0.0, name="regularization_loss"))
+        with tf.name_scope(f"{self._build.cross_scope}regularization_loss/"):
+          self._regularization_loss = self._build.regularization_loss()
     return self._regularization_loss
 
   def gradients(self, loss: Loss = None,
@@ -161,12 +159,18 @@ class TowerGraph:
 
     Raises:
       TypeError: If `optimizer` is no `tf.train.Optimizer`.
+      ValueError: If variables are replicated and a gradient does not come from
+        `gradients`.
     """
     optimizers.check(optimizer)
+    self._build.check_current_graph()
+    pairs = [gradients.GradientAndVariable(g, v) for g, v in grads_and_vars]
+    replicas.of_graph(self._graph).check_whole(pairs, self._build.updates.made)
     with self._graph.as_default():
-      with tf.control_dependencies(self._build.updates.before()):
+      before = train_step.everything_before(self._build.updates, pairs)
+      with tf.control_dependencies(before):
         return self._build.applied(
-            optimizer, grads_and_vars, global_step=global_step,
+            optimizer, pairs, global_step=global_step,
             name_scope=self._build.name_scope())
 
   def minimize(self, optimizer: tf.train.Optimizer, *, loss: Loss = None,
@@ -221,6 +225,7 @@ class TowerGraph:
         `gradients`.
     """
     optimizers.check(optimizer)
+    self._build.check_current_graph()
     options = train_step.checked(clip_norm, loss_scale, accumulate_steps,
                                  skip_nonfinite)
     pack_bytes = packing.checked_bytes(pack_bytes)
@@ -292,6 +297,7 @@ class TowerGraph:
         over the whole batch; if variables are replicated; or as `gradients`.
     """
     optimizers.check(optimizer)
+    self._build.check_current_graph()
     variables = self._build.variables_to_train(var_list)
     with self._graph.as_default():
       losses = [self._build.tower_scalar(tower, loss) for tower in self.towers]

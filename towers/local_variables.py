@@ -28,7 +28,8 @@ def copy_of(variable: Any, *, device: str, name: str) -> Any:
   first = _first_value(variable)
   with tf.device(None), tf.device(device):
     _tensorflow.set_initializer(copy, copy.assign(first, read_value=False))
-    with tf.control_dependencies([variable.initializer]):
+    # Both may run at once: then this comes last.
+    with tf.control_dependencies([variable.initializer, copy.initializer]):
       follow = copy.assign(variable.read_value(), read_value=False)
   _tensorflow.extend_initializer(variable, [follow])
   return copy

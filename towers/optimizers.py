@@ -52,6 +52,8 @@ def compute_gradients(optimizer: tf.train.Optimizer,
     arguments = inspect.signature(original).bind(*args, **kwargs).arguments
     ys, xs = _as_list(arguments["ys"]), _as_list(arguments["xs"])
     asked = [known.get(getattr(x, "op", None)) for x in xs]
+    if not inside and len(ys) > 1 and arguments.get("grad_ys") is None:
+      ys = [tf.add_n(ys)]
     # Also other derivatives, which an optimizer may take beside.
     if inside or len(ys) != 1 or not all(v is not None for v in asked):
       return original(*args, **kwargs)

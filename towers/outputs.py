@@ -171,7 +171,7 @@ def together(towers: Sequence[tower_lib.Tower],
   loss = None
   if first.loss is not None:
     with tf.name_scope("loss"):
-      loss = _mean([tower.loss for tower in towers], weights)
+      loss = mean_by_weight([tower.loss for tower in towers], weights)
   outputs = None
   if first.outputs is not None:
     with tf.name_scope("outputs"):
@@ -181,7 +181,9 @@ def together(towers: Sequence[tower_lib.Tower],
   return loss, outputs
 
 
-def _mean(values: Sequence[tf.Tensor], weights: Sequence[Any]) -> tf.Tensor:
+def mean_by_weight(values: Sequence[tf.Tensor],
+                   weights: Sequence[Any]) -> tf.Tensor:
+  """Returns the weighted mean of one scalar of each tower."""
   dtype = values[0].dtype
   if not (dtype.is_floating or dtype.is_complex):
     dtype = tf.float64  # Holds every int32, and every count in an int64.
@@ -193,7 +195,7 @@ def _mean(values: Sequence[tf.Tensor], weights: Sequence[Any]) -> tf.Tensor:
 def _joined(values: Sequence[tf.Tensor], weights: Sequence[Any],
             rows: Sequence[Any]) -> tf.Tensor:
   if values[0].shape.rank == 0:
-    return _mean(values, weights)
+    return mean_by_weight(values, weights)
   return collectives.concat_rows(values, rows)
 
 

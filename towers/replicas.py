@@ -8,7 +8,7 @@ each of them once per tower.) Copies are local variables: checkpoints do not
 hold them.
 """
 
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -30,6 +30,11 @@ class Replicas:
   def __init__(self):
     self._copies: Dict[int, Dict[str, Any]] = {}
     self._variables: Dict[int, Any] = {}
+    # The variables of train ops, which renew the copies that there are then.
+    self._trained: Set[int] = set()
+    # What computes gradients over all towers.
+    self._whole: Set[tf.Operation] = set()
+    self._too_late: List[str] = []
 
   def copy_on(self, variable: Any, device: str) -> Any:
     """Returns the copy of `variable` on `device`, made where it must be.
@@ -44,9 +49,51 @@ class Replicas:
     copies = self._copies.setdefault(id(variable), {})
     if key not in copies:
       self._variables[id(variable)] = variable
+      if id(variable) in self._trained:
+        self._too_late.append(f"`{variable.op.name}` on {device}")
       copies[key] = local_variables.copy_of(
           variable, device=device, name=variable.op.name)
     return copies[key]
+
+  def handles(self, variable: Any) -> List[tf.Tensor]:
+    """Returns the handles of the copies of `variable`."""
+    copies = self._copies.get(id(variable), {})
+    return [copy.handle for copy in copies.values()]
+
+  def note_trained(self, variables: Sequence[Any]) -> None:
+    """Notes that there is a train op now that renews copies of `variables`."""
+    self._trained.update(map(id, variables))
+
+  def note_gradients(self, pairs: Sequence[Any]) -> None:
+    """Notes gradients over all towers."""
+    self._whole.update(pair.gradient.op for pair in pairs
+                       if pair.gradient is not None)
+
+  def check_whole(self, pairs: Sequence[Any],
+                  made: Set[tf.Operation]) -> None:
+    """Checks that gradients by copied variables are those over all towers.
+
+    Args:
+      pairs: Gradients and variables.
+      made: The ops that the towers added to the graph.
+
+    Raises:
+      ValueError: If one comes from a tower by another way.
+    """
+    for gradient, variable in pairs:
+      if gradient is None or id(variable) not in self._copies:
+        continue
+      found, pending = set(), [gradient.op]
+      while pending and not found & self._whole:
+        op = pending.pop()
+        if op not in found:
+          found.add(op)
+          pending.extend(x.op for x in op.inputs)
+      if not found & self._whole and found & made:
+        raise ValueError(
+            "`grads_and_vars` must come from `graph.gradients` where variables "
+            f"are replicated: got a gradient by `{variable.op.name}` of "
+            "another origin, which lacks what its copies have a part in.")
 
   def has_any(self, variables: Sequence[Any]) -> bool:
     """Says whether one of `variables` has copies."""
@@ -58,6 +105,12 @@ class Replicas:
     No optimizer may then change a variable that has copies without them. Each
     tower has collections of its own while it is built, so that comes after.
     """
+    if self._too_late:
+      raise ValueError(
+          "`build_towers` with `variables='replicated'` must come before train "
+          f"ops: got new copies of {', '.join(self._too_late)}, which the "
+          "train op that was made before would not renew. Make all builds "
+          "first.")
     known = set(map(id, graph.get_collection(tf.GraphKeys.LOCAL_VARIABLES)))
     for variable, _, copy in self._all():
       if id(copy) not in known:
@@ -102,6 +155,9 @@ class Replicas:
         with tf.device(None), tf.device(variable.device):
           value = variable.read_value()
         for device, copy in copies.items():
+          if not value.shape.is_fully_defined():
+            ops.append(copy.assign(value, read_value=False))
+            continue
           lane = (variable.device, device, variable.dtype.base_dtype)
           lanes.setdefault(lane, []).append((copy, value))
     for (source, target, _), items in lanes.items():

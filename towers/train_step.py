@@ -97,7 +97,7 @@ def train_op(step: TrainStep, options: Options,
   """
   rest = _rest_of_step(step, options)
   adjusts = step.scale is not None and step.scale.variable is not None
-  before = step.updates.before()
+  before = everything_before(step.updates, step.pairs)
   if not (options.skip_nonfinite or adjusts):
     with tf.control_dependencies(before):
       return rest()
@@ -116,6 +116,26 @@ def train_op(step: TrainStep, options: Options,
     if adjusts:
       ops.append(step.scale.adjusted(finite))
   return tf.group(*ops)
+
+
+def everything_before(updates: updates_lib.Updates,
+                      pairs: Sequence[Any]) -> List[tf.Operation]:
+  """Returns what must have run before any variable changes.
+
+  Also all gradients: one that is ready early must not change a variable that
+  another tower has yet to read, for the gradient of another variable.
+
+  Args:
+    updates: The update ops.
+    pairs: The gradients that will be applied, and their variables.
+  """
+  values = [
+      gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+      for gradient, _ in pairs if gradient is not None
+  ]
+  return updates.before() + [
+      value.op for value in values if isinstance(value, tf.Tensor)
+  ]
 
 
 def _rest_of_step(step: TrainStep,

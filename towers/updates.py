@@ -36,8 +36,15 @@ _CHANGES = frozenset([
     "ResourceScatterNdSub", "ResourceStridedSliceAssign", "StridedSliceAssign",
     "CountUpTo", "ResourceCountUpTo",
 ])
-_MORE_CHANGES = re.compile(
-    "(Resource)?(Sparse)?Apply[A-Z]|LookupTable(Insert|Import)|QueueEnqueue")
+_MORE_CHANGES = re.compile("|".join([
+    "(Resource)?(Sparse)?Apply[A-Z]",
+    "(Resource)?Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update)$",
+    "LookupTable(Insert|Import)",
+    "QueueEnqueue",
+]))
+# Ops of v2 control flow, whose bodies may change the variables they are given.
+_CALLS = frozenset(
+    ["If", "While", "Case", "StatefulPartitionedCall", "PartitionedCall"])
 
 
 class Updates(NamedTuple):
@@ -157,6 +164,11 @@ def changes(op: tf.Operation) -> bool:
   return op.type in _CHANGES or bool(_MORE_CHANGES.match(op.type))
 
 
+def _may_change(op: tf.Operation) -> bool:
+  return changes(op) or op.type in _CALLS and any(
+      _tensorflow.is_reference(x) for x in op.inputs)
+
+
 def changes_in(towers: Sequence[tower_lib.Tower],
                made: Iterable[tf.Operation]) -> List[tf.Operation]:
   """Returns the ops in the scopes of `towers` that change state."""
@@ -210,7 +222,7 @@ def gate(made: Set[tf.Operation], input_ops: Iterable[tf.Operation],
     return []
   needed = ancestors(update_ops, made)
   changing = {
-      start for op in needed if changes(op)
+      start for op in needed if _may_change(op)
       for start in _tensorflow.starts_of(op)
   }
   # What the inputs themselves need cannot wait for them.
@@ -232,7 +244,7 @@ class Undo:
   def __init__(self, updates: Updates):
     self._saved: Dict[tf.Operation, tf.Tensor] = {}
     for change in ancestors(updates.ops, updates.made):
-      if not changes(change):
+      if not _may_change(change):
         continue
       for variable in _changed_by(change):
         if variable not in self._saved:

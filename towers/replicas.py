@@ -83,13 +83,14 @@ class Replicas:
     for gradient, variable in pairs:
       if gradient is None or id(variable) not in self._copies:
         continue
-      found, pending = set(), [gradient.op]
-      while pending and not found & self._whole:
+      found, pending, whole = set(), [gradient.op], False
+      while pending and not whole:
         op = pending.pop()
+        whole = op in self._whole
         if op not in found:
           found.add(op)
           pending.extend(x.op for x in op.inputs)
-      if not found & self._whole and found & made:
+      if not whole and found & made:
         raise ValueError(
             "`grads_and_vars` must come from `graph.gradients` where variables "
             f"are replicated: got a gradient by `{variable.op.name}` of "

@@ -7,20 +7,29 @@ import setuptools
 
 HERE = pathlib.Path(__file__).resolve().parent
 
-# What `tools/train.py` needs beside the package itself.
+# What draws curves, and the report of `towers.inspection`.
+PICTURE = [
+    "matplotlib",
+]
+
+# What `tools/train.py` uses beside the package itself.
 TRAIN = [
     "scikit-learn",
     "tqdm",
-]
-
-# What draws the report of `towers.inspection`.
-PICTURE = [
-    "matplotlib",
+    *PICTURE,
 ]
 
 # What reads the masks of Pascal VOC.
 MASKS = [
     "pillow",
+]
+
+# What shows a graph in a browser, and drives the browser in tests. Old releases
+# of TensorBoard import `pkg_resources`, which later setuptools do not have.
+TENSORBOARD = [
+    "tensorboard",
+    "selenium",
+    "setuptools<81",
 ]
 
 
@@ -56,7 +65,8 @@ setuptools.setup(
         "train": TRAIN,
         "voc": MASKS,
         "picture": PICTURE,
-        "test": ["pytest", *TRAIN, *MASKS, *PICTURE],
+        "tensorboard": TENSORBOARD,
+        "test": ["pytest", *TRAIN, *MASKS, *TENSORBOARD],
     },
     classifiers=[
         "Development Status :: 3 - Alpha",

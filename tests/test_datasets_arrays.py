@@ -1,6 +1,7 @@
 """Tests for digits, .npz and IDX files in tools.datasets."""
 
 import os
+import pathlib
 from unittest import mock
 
 from absl.testing import parameterized
@@ -208,6 +209,19 @@ class IdxTest(Folder):
         self.assertEqual(datasets.load(name).size("train"), 7)
     self.assertIn("/usr/share/datasets/fashion-mnist",
                   idx.VARIANTS["fashion_mnist"].places)
+
+  def test_real_fashion_mnist_where_debian_puts_it(self):
+    folder = pathlib.Path("/usr/share/datasets/fashion-mnist")
+    if not folder.is_dir():
+      self.skipTest("The Debian package dataset-fashion-mnist is not "
+                    f"installed: there is no {folder}.")
+    data = datasets.load("fashion_mnist", None)
+    self.assertEqual((data.size("train"), data.size("test")), (60000, 10000))
+    self.assertEqual(data.image_shape, (28, 28, 1))
+    self.assertEqual(data.class_names[0], "T-shirt/top")
+    images, labels = data.train.columns
+    np.testing.assert_array_equal(np.bincount(labels), np.full([10], 6000))
+    self.assertAlmostEqual(float(images.mean()), 72.94, places=2)
 
   def test_says_where_to_get_what_is_missing(self):
     for name, message in (

@@ -23,6 +23,14 @@ def outputs_fn(x):
 
 def broken_fn(x):
   return "loss"
+
+def text_fn(x):
+  return {"length": tf.strings.length(x)}
+
+def failing_fn(x):
+  check = tf.debugging.Assert(tf.reduce_sum(x) > 1e6, ["no such step"])
+  with tf.control_dependencies([check]):
+    return {"y": tf.identity(x)}
 """
 
 
@@ -65,6 +73,35 @@ class ModelTest(parameterized.TestCase):
     self.assertEqual(status, 0)
     self.assertStartsWith(out, f"{report['num_ops']:,} ops, 2 towers, ")
 
+  @parameterized.named_parameters(
+      ("by_name", ["--model=convnet", "--image_size=8", "--num_towers=3"],
+       "towers/tower_2/"),
+      ("loss", ["--model=FILE:loss_fn", "--inputs=float32[?,4]"],
+       "towers/tower_1/MatMul"),
+      ("outputs", ["--model=FILE:outputs_fn", "--inputs=float32[5,4]"],
+       "towers/tower_1/MatMul"))
+  def test_trace(self, arguments, name):
+    """Times and memory stand under the names that the graph is shown with."""
+    status, _, err = run(
+        *(argument.replace("FILE", self.file) for argument in arguments),
+        "--trace", f"--logdir={self.folder}/logs")
+    self.assertEqual((status, err), (0, ""))
+    path, = (self.folder / "logs").iterdir()
+    graph, metadata = tf.GraphDef(), tf.RunMetadata()
+    for event in tf.train.summary_iterator(str(path)):
+      graph.MergeFromString(event.graph_def)
+      if event.tagged_run_metadata.run_metadata:
+        self.assertEqual(event.tagged_run_metadata.tag, "traced_step")
+        metadata.MergeFromString(event.tagged_run_metadata.run_metadata)
+    shown = {node.name for node in graph.node}
+    ran = {node.node_name: node for device in metadata.step_stats.dev_stats
+           for node in device.node_stats}
+    found = [ran[key] for key in sorted(ran)
+             if key in shown and key.startswith(name)]
+    self.assertNotEmpty(found)
+    self.assertGreater(sum(node.all_end_rel_micros for node in found), 0)
+    self.assertTrue(any(node.memory for node in found))
+
   def test_function_of_a_file(self):
     status, out, err = run(f"--model={self.file}:loss_fn",
                            "--inputs=float32[?,4]", "--devices=/gpu:0,/gpu:1")
@@ -99,6 +136,9 @@ class ModelTest(parameterized.TestCase):
       ("bad_device", ["--model=convnet", "--devices=/xpu:x"], "`devices"),
       ("train_op", ["--model=convnet", "--train_op=x"],
        "`--train_op` must be given with `--graph` only"),
+      ("trace", ["--model=convnet", "--trace"],
+       "`--trace` must be given with --model and --logdir: got --model=convnet "
+       "and --logdir=None"),
       ("pattern", ["--model=convnet", "--tower_pattern=tower"],
        "`tower_pattern` must have a group"),
       ("picture", ["--model=convnet", "--picture=towers.xyz"],
@@ -111,6 +151,19 @@ class ModelTest(parameterized.TestCase):
     status, out, err = run(*arguments)
     self.assertEqual((status, out), (2, ""))
     self.assertRegex(err, f"^inspect_graph.py: .*{message}")
+    self.assertLen(err.strip().splitlines(), 1)
+
+  @parameterized.named_parameters(
+      ("shape", "loss_fn", "--inputs=float32[8,?]",
+       r"with inputs that are numbers, .*: got float32 of shape \(8, \?\)"),
+      ("type", "text_fn", "--inputs=string[?]", "got string of shape"),
+      ("step", "failing_fn", "--inputs=float32[?,4]",
+       r"with a model that .* \(.*no such step"))
+  def test_rejects_step_to_trace(self, name, inputs, message):
+    status, out, err = run(f"--model={self.file}:{name}", inputs, "--trace",
+                           f"--logdir={self.folder}/logs")
+    self.assertEqual((status, out), (2, ""))
+    self.assertRegex(err, f"^inspect_graph.py: `--trace` .*{message}")
     self.assertLen(err.strip().splitlines(), 1)
 
   @parameterized.named_parameters(

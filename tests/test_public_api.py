@@ -31,7 +31,8 @@ PUBLIC = (
 )
 
 # Modules whose names are used as `towers.module.Name`.
-PUBLIC_MODULES = ("checkpoints", "hooks", "inspection")
+PUBLIC_MODULES = ("checkpoints", "export", "hooks", "inspection", "metrics",
+                  "precise_batch_norm", "verification")
 
 # Each module may import only those that stand before it.
 LAYERS = (
@@ -39,6 +40,7 @@ LAYERS = (
     "_tensorflow",
     "devices",
     "inputs",
+    "tower_names",
     "tower",
     "context",
     "lockstep",
@@ -48,6 +50,8 @@ LAYERS = (
     "replicas",
     "variables",
     "collectives",
+    "metric_arguments",
+    "metrics",
     "moments",
     "fused",
     "batch_norm",
@@ -65,6 +69,8 @@ LAYERS = (
     "asynchronous",
     "graph",
     "builder",
+    "moving_statistics",
+    "precise_batch_norm",
     "step_stats",
     "hooks",
     "checkpoint_files",
@@ -74,6 +80,10 @@ LAYERS = (
     "checkpoint_targets",
     "checkpoint_plan",
     "checkpoints",
+    "export_layout",
+    "export_signature",
+    "export_graph",
+    "export",
     "graph_nodes",
     "scopes",
     "transfers",
@@ -83,7 +93,17 @@ LAYERS = (
     "lint",
     "report_text",
     "picture",
+    "display_names",
+    "display",
     "inspection",
+    "verification_rules",
+    "verification_compare",
+    "verification_runs",
+    "verification_random",
+    "verification_causes",
+    "verification_check",
+    "verification_report",
+    "verification",
     "__init__",
 )
 ALLOWED = {name: frozenset(LAYERS[:i]) for i, name in enumerate(LAYERS)}

@@ -41,6 +41,21 @@ class ReplicatedTest(parameterized.TestCase):
             trainer.evaluate(copy),
             values[copy.op.name.partition("towers_copy/")[2]])
 
+  def test_load_sets_the_copies(self):
+    """`Variable.load` feeds the initialiser."""
+    trainer = self.trainer(3, accumulate_steps=2)
+    with trainer.session():
+      weights = trainer.graph.variables[0]
+      with trainer._graph.as_default():
+        weights.load(np.full([3, 4], 7.0), trainer._session)
+      trainer.evaluate(trainer.graph.check_copies())
+      copies = [v for v in locals_of(trainer)
+                if "towers_copy" in v.op.name and "weights" in v.op.name]
+      self.assertLen(copies, 2)
+      for variable in [weights, *copies]:
+        np.testing.assert_array_equal(
+            trainer.evaluate(variable), np.full([3, 4], 7.0))
+
   @parameterized.parameters(1, 2, 3, 4)
   def test_one_copy_on_each_other_device(self, num_towers):
     trainer = self.trainer(num_towers)

@@ -36,7 +36,7 @@ def run_script(*arguments):
 def own_lines(stderr):
   """Returns the lines on standard error that are no progress bar."""
   return [line for line in re.split(r"[\r\n]+", stderr)
-          if line.strip() and "step/s" not in line]
+          if line.strip() and not re.search("step/s|s/step", line)]
 
 
 class MainTest(parameterized.TestCase, tf.test.TestCase):
@@ -69,7 +69,9 @@ class MainTest(parameterized.TestCase, tf.test.TestCase):
             "--log_every=2", "--evaluate_every=3", "--data_dir=files",
             "--image_size=48", "--noaugment", "--variables=balanced",
             "--remainder=keep", "--accumulate_steps=5", "--clip_norm=2",
-            "--loss_scale=8", "--skip_nonfinite"]),
+            "--loss_scale=8", "--skip_nonfinite", "--schedule=linear",
+            "--warm_up=0.5", "--label_smoothing=0.1", "--precision=bfloat16",
+            "--early_stop=6", "--summarize_images=7", "--trace_steps=8,9"]),
         training.Options(
             model="resnet110", dataset="images.npz",
             devices=["/gpu:0", "/cpu:3"], batch_size=8, steps=9,
@@ -77,7 +79,10 @@ class MainTest(parameterized.TestCase, tf.test.TestCase):
             sync_batch_norm=False, seed=4, logdir="runs", log_every=2,
             evaluate_every=3, data_dir="files", image_size=48, augment=False,
             variables="balanced", remainder="keep", accumulate_steps=5,
-            clip_norm=2.0, loss_scale=8.0, skip_nonfinite=True))
+            clip_norm=2.0, loss_scale=8.0, skip_nonfinite=True,
+            schedule="linear", warm_up=0.5, label_smoothing=0.1,
+            precision="bfloat16", early_stop=6, summarize_images=7,
+            trace_steps=(8, 9)))
 
   def test_every_model_is_a_choice(self):
     for model in (*tasks.CLASSIFIERS, *tasks.SEGMENTERS):
@@ -136,6 +141,17 @@ class MainTest(parameterized.TestCase, tf.test.TestCase):
       ("bad_scale", ["--loss_scale=big"], "`--loss_scale` must be .*: got big"),
       ("no_accumulation", ["--accumulate_steps=0"],
        "flag --accumulate_steps=0: 0 is not a positive"),
+      ("schedule", ["--schedule=x"], "flag --schedule=x: .*<cosine.linear.st"),
+      ("warm_up", ["--warm_up=2"], "flag --warm_up=2: 2.0 is not a number in"),
+      ("smoothing", ["--label_smoothing=-1"], "flag --label_smoothing=-1: -1"),
+      ("smooth_masks", ["--label_smoothing=0.1", "--dataset=shapes",
+                        "--model=fcn"],
+       "`--label_smoothing` must be 0 for segmentation: got 0.1 with shapes"),
+      ("precision", ["--precision=half"], "flag --precision=half: .*<float32"),
+      ("early_stop", ["--early_stop=0"], "flag --early_stop=0: 0 is not a pos"),
+      ("pictures", ["--summarize_images=-1"], "flag --summarize_images=-1: -1"),
+      ("trace", ["--trace_steps=3,x"], "`--trace_steps` must .*: got 3,x"),
+      ("trace_0", ["--trace_steps=0"], "`--trace_steps` must .*: got 0"),
       ("both", ["--num_towers=2", "--devices=/cpu:0"],
        "`--num_towers` and `--devices` must not both be given: got 2 and /cpu"),
       ("no_devices", ["--devices="], "`--devices` must list .*: got ''"),

@@ -1,5 +1,8 @@
 """Tests for tools.training_options."""
 
+import os
+import pathlib
+
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
@@ -49,6 +52,33 @@ class TrainingOptionsTest(parameterized.TestCase):
         (dict(loss_scale=8.0), False), (dict(loss_scale="dynamic"), True)):
       self.assertEqual(
           training_options.Options(**options).may_skip, expected, options)
+
+  def test_notes_of_a_run(self):
+    logdir = self.create_tempdir().full_path
+    for data in (small_dataset(8), shapes.load(num_train=2, num_test=1)):
+      options = training_options.Options(
+          devices=("/cpu:1",), trace_steps=(3,), loss_scale="dynamic")
+      run = training_options.run_of(options, data)
+      training_options.save_run(run, logdir)
+      self.assertEqual(training_options.load_run(logdir), run)
+      self.assertEqual(run.kind, data.kind)
+      self.assertEqual(run.image_shape, tuple(data.image_shape))
+      np.testing.assert_allclose(run.mean, np.ravel(data.scale.mean))
+    self.assertEqual(os.listdir(logdir), ["run.json"])
+
+  @parameterized.named_parameters(
+      ("nothing", None, "must be the directory of a run of train.py: got .*"),
+      ("cut", '{"options": ', "must hold a run.json as train.py writes it"),
+      ("other", "[3]", "must hold a run.json as train.py writes it"),
+      ("unknown", '{"options": {"vgg": 3}}',
+       "must hold a run.json as train.py .*unexpected.*'vgg'"))
+  def test_rejects_notes(self, text, message):
+    logdir = self.create_tempdir().full_path
+    if text is not None:
+      pathlib.Path(logdir, "run.json").write_text(text, encoding="utf-8")
+    with self.assertRaisesRegex(training_options.UsageError,
+                                f"`--logdir` {message}"):
+      training_options.load_run(logdir)
 
 
 if __name__ == "__main__":

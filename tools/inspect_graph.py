@@ -10,12 +10,21 @@ SavedModel (saved_model.pb) or an event file of TensorBoard. Such a graph need
 not be of `towers`: loops written by hand, with scopes such as tower_0/ or
 clone_0/, are looked at for what these often get wrong.
 
+With --logdir, TensorBoard's graph page shows the graph in a few boxes (input,
+towers, cross_tower, gradients, average, apply, variables), with devices and
+shapes; with --trace also the time and memory of each op in one step, which runs
+on random images or numbers. Look under "Tag" and "Color by" there.
+
+  python tools/inspect_graph.py --model=resnet20 --logdir=/tmp/graph --trace
+  tensorboard --logdir=/tmp/graph
+
 The report goes to standard output. With --check, the status is 1 if anything
 was found.
 """
 
 import functools
 import pathlib
+import re
 import sys
 from typing import Any, Callable, NamedTuple, Optional, Sequence
 
@@ -30,6 +39,7 @@ startup.load_tensorflow()
 from absl import flags
 from google.protobuf import message
 from google.protobuf import text_format
+import numpy as np
 from tensorflow.core.protobuf import saved_model_pb2
 import tensorflow.compat.v1 as tf
 
@@ -38,6 +48,7 @@ from tools import training
 import towers
 
 _NUM_CLASSES = 10
+_ROWS_PER_TOWER = 2
 _EVENT_FILE = "tfevents"
 
 
@@ -45,7 +56,7 @@ class Inspected(NamedTuple):
   """A graph to look at, and what a training step of it runs, if known."""
   graph: Any
   train_op: Any
-  definition: tf.GraphDef
+  inputs: Sequence[tf.Tensor] = ()
 
 
 def make_flags() -> flags.FlagValues:
@@ -77,6 +88,10 @@ def make_flags() -> flags.FlagValues:
        "Regular expression that finds a tower's scope in a name, with a group "
        r"around the number, such as 'worker_(\d+)/'.")
   text("logdir", None, "Directory to write the graph to, for TensorBoard.")
+  flags.DEFINE_boolean(
+      "trace", False, "Runs one step of --model and writes its times and "
+      "memory to --logdir, too. It takes --batch_size random rows; by default "
+      f"{_ROWS_PER_TOWER} for each tower.", flag_values=values)
   text("json", None, "File to write the report to, as JSON.")
   text("picture", None, "File to draw towers, devices and what flows between "
        "them to: .png, .svg or .pdf. Needs matplotlib.")
@@ -112,7 +127,7 @@ def build(values: flags.FlagValues) -> Inspected:
         step = tf.train.get_or_create_global_step()
       train_op = built.minimize(tf.train.MomentumOptimizer(0.1, 0.9),
                                 global_step=step)
-    return Inspected(built, train_op, graph.as_graph_def())
+    return Inspected(built, train_op, inputs or ())
 
 
 def _model(values: flags.FlagValues) -> Any:
@@ -181,7 +196,7 @@ def read(path: str, train_op: Optional[str] = None) -> Inspected:
   if not definition.node:
     raise training.UsageError(
         f"`--graph` must be a file with a graph: there is no op in {path}.")
-  return Inspected(graph, train_op, definition)
+  return Inspected(graph, train_op)
 
 
 def _from_events(path: str) -> Any:
@@ -190,12 +205,61 @@ def _from_events(path: str) -> Any:
   for event in tf.train.summary_iterator(path):
     kind = event.WhichOneof("what")
     if kind == "graph_def":
-      graph = tf.GraphDef.FromString(event.graph_def)
+      graph = towers.inspection.real_graph(
+          tf.GraphDef.FromString(event.graph_def))
     elif kind == "meta_graph_def":
       with_collections = tf.MetaGraphDef.FromString(event.meta_graph_def)
   if with_collections is not None and with_collections.graph_def.node:
     return with_collections
   return graph
+
+
+def trace(inspected: Inspected,
+          batch_size: Optional[int] = None) -> tf.RunMetadata:
+  """Runs a step of a graph that `build` built, the second one, and traces it.
+
+  Raises:
+    UsageError: If an input cannot be made up, or the step fails.
+  """
+  built, metadata = inspected.graph, tf.RunMetadata()
+  rows = batch_size or _ROWS_PER_TOWER * len(built.towers)
+  feeds = {x: _random_value(x, rows) for x in inspected.inputs}
+  step = inspected.train_op
+  if step is None:
+    step = [x.op for x in tf.nest.flatten(built.outputs)]
+  options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+  with built.graph.as_default():
+    initializers = [tf.global_variables_initializer(),
+                    tf.local_variables_initializer(), tf.tables_initializer()]
+    try:
+      with tf.Session(config=built.session_config()) as sess:
+        sess.run(initializers)
+        sess.run(step, feeds)  # The first one takes much longer.
+        sess.run(step, feeds, options=options, run_metadata=metadata)
+    except tf.errors.OpError as error:
+      # A long account of where ops were made may come first.
+      cause = re.split(r"^Node: .*\n(?:.* root error\(s\) found.*\n)?",
+                       error.message, flags=re.MULTILINE)[-1]
+      raise training.UsageError(
+          "`--trace` must be given with a model that can make a step on random "
+          f"numbers: got an error ({_first_line(cause)}).") from error
+  return metadata
+
+
+def _random_value(x: tf.Tensor, rows: int) -> np.ndarray:
+  """Returns a value for a placeholder; zeros for whole numbers, as classes."""
+  shape = x.shape.as_list() if x.shape.rank is not None else [None, None]
+  if shape and shape[0] is None:
+    shape[0] = rows
+  if None in shape or not (x.dtype.is_floating or x.dtype.is_integer
+                           or x.dtype.is_bool):
+    raise training.UsageError(
+        "`--trace` must be given with inputs that are numbers, of known shape "
+        f"but for the rows: got {x.dtype.name} of shape {x.shape}.")
+  if x.dtype.is_floating:
+    values = np.random.RandomState(0).standard_normal(shape)
+    return values.astype(x.dtype.as_numpy_dtype)
+  return np.zeros(shape, x.dtype.as_numpy_dtype)
 
 
 def run(values: flags.FlagValues) -> Any:
@@ -212,6 +276,10 @@ def run(values: flags.FlagValues) -> Any:
     raise training.UsageError(
         "`--num_towers` and `--devices` must not both be given: got "
         f"{values.num_towers} and {','.join(values.devices)}.")
+  if values.trace and None in (values.logdir, values.model):
+    raise training.UsageError(
+        "`--trace` must be given with --model and --logdir: got "
+        f"--model={values.model} and --logdir={values.logdir}.")
   if values.graph is not None:
     inspected = read(values.graph, values.train_op)
   elif values.train_op is not None:
@@ -230,9 +298,10 @@ def run(values: flags.FlagValues) -> Any:
       pathlib.Path(values.json).write_text(
           report.to_json() + "\n", encoding="utf-8")
     if values.logdir is not None:
-      with tf.summary.FileWriter(values.logdir) as writer:
-        writer.add_event(
-            tf.Event(graph_def=inspected.definition.SerializeToString()))
+      metadata = trace(inspected, values.batch_size) if values.trace else None
+      towers.inspection.write_display_graph(
+          inspected.graph, values.logdir, run_metadata=metadata,
+          tower_pattern=values.tower_pattern)
   except (ImportError, ValueError) as error:
     raise training.UsageError(_first_line(error)) from error
   except (OSError, tf.errors.OpError) as error:

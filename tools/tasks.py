@@ -36,6 +36,9 @@ WITHOUT_BATCH_NORM = ("alexnet",)
 
 MIN_SIZE_OF_ALEXNET = 32
 
+# A confusion matrix of more does not fit a screen.
+MAX_CLASSES_OF_TABLE = 20
+
 
 class Loss(NamedTuple):
   """Scalar tensors: a mean, and the sum of weights that it is a mean over."""
@@ -63,61 +66,104 @@ class Task(NamedTuple):
 
   Fields:
     networks: By name, the networks that learn it.
-    loss: Takes logits, labels, weights `[B]` of the images, and the data set;
-      returns a `Loss`.
-    counts: Takes logits, labels and the data set; returns an int64 tensor
-      `[B, ...]`, whose sum over all images is what `score` takes.
-    score: Takes that sum, and the data set; returns a `Score`.
+    loss: Takes float32 logits, labels, weights `[B]` of the images, the data
+      set and the amount of label smoothing; returns a `Loss`.
+    score: Takes the confusion matrix of the test images, and the data set;
+      returns a `Score`.
     batch_size: How many images a step takes by default.
   """
   networks: Mapping[str, Callable[..., tf.Tensor]]
   loss: Callable[..., Loss]
-  counts: Callable[..., tf.Tensor]
   score: Callable[..., Score]
   batch_size: int
 
 
 def _class_loss(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor,
-                unused_data: datasets.Dataset) -> Loss:
-  losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
-      labels=labels, logits=logits)
+                unused_data: datasets.Dataset, smoothing: float) -> Loss:
+  losses = _cross_entropy(logits, labels, smoothing)
   total = tf.reduce_sum(weights)
   return Loss(tf.math.divide_no_nan(tf.reduce_sum(weights * losses), total),
               total)
 
 
-def _right_and_all(logits: tf.Tensor, labels: tf.Tensor,
-                   unused_data: datasets.Dataset) -> tf.Tensor:
-  right = tf.cast(tf.equal(tf.argmax(logits, axis=-1), labels), tf.int64)
-  return tf.stack([right, tf.ones_like(right)], axis=-1)
+def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor,
+                   smoothing: float) -> tf.Tensor:
+  """Returns the loss of each image, `[B]`.
+
+  With label smoothing `e`, the right class of K has the probability
+  `1 - e + e / K`, each other `e / K` (Szegedy et al., "Rethinking the Inception
+  Architecture", 2015, section 7).
+  """
+  losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+      labels=labels, logits=logits)
+  if not smoothing:
+    return losses
+  uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
+  return (1.0 - smoothing) * losses + smoothing * uniform
 
 
-def _accuracy(counts: np.ndarray, unused_data: datasets.Dataset) -> Score:
-  return Score("accuracy", "accuracy", float(counts[0] / counts[1]))
+def _accuracy(confusion: np.ndarray, data: datasets.Dataset) -> Score:
+  return Score("accuracy", "accuracy",
+               float(np.trace(confusion) / confusion.sum()),
+               _confusion_table(confusion, data.class_names))
 
 
 def _pixel_loss(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor,
-                data: datasets.Dataset) -> Loss:
+                data: datasets.Dataset, smoothing: float) -> Loss:
+  del smoothing  # Not for segmentation; `training_options` refuses it.
   return Loss(*segmentation.loss(
       logits, labels, num_classes=data.num_classes, void_label=data.void_label,
       weight=weights))
 
 
-def _confusion(logits: tf.Tensor, labels: tf.Tensor,
-               data: datasets.Dataset) -> tf.Tensor:
-  return segmentation.confusion_matrix(
-      labels, tf.argmax(logits, axis=-1), num_classes=data.num_classes,
-      void_label=data.void_label)
+def confusion_matrix(labels: np.ndarray, predictions: np.ndarray,
+                     data: datasets.Dataset) -> np.ndarray:
+  """Returns how many images (or pixels) of each class were taken for which.
+
+  Args:
+    labels: Integers of shape `[B]` or `[B, H, W]`; the void label counts for
+      nothing.
+    predictions: Integers of the same shape, from 0 to `data.num_classes - 1`.
+    data: The data set.
+
+  Returns:
+    int64 array `[num_classes, num_classes]`: labels by predictions. Those of
+    several batches add up.
+  """
+  classes = data.num_classes
+  valid = labels != (-1 if data.void_label is None else data.void_label)
+  cells = labels[valid].astype(np.int64) * classes + predictions[valid]
+  return np.bincount(cells, minlength=classes**2).reshape([classes, classes])
 
 
-def _mean_iou(counts: np.ndarray, data: datasets.Dataset) -> Score:
-  return Score("mean_iou", "mean IoU", segmentation.mean_iou(counts),
-               _iou_table(segmentation.iou(counts), data.class_names))
+def _mean_iou(confusion: np.ndarray, data: datasets.Dataset) -> Score:
+  return Score("mean_iou", "mean IoU", segmentation.mean_iou(confusion),
+               _iou_table(segmentation.iou(confusion), data.class_names))
+
+
+def _names(names: Optional[Sequence[str]], count: int) -> Sequence[str]:
+  return names or [str(number) for number in range(count)]
+
+
+def _confusion_table(confusion: np.ndarray,
+                     names: Optional[Sequence[str]]) -> str:
+  """Returns a line per class with its row; "" if they are too many to read."""
+  if len(confusion) > MAX_CLASSES_OF_TABLE:
+    return ""
+  names = _names(names, len(confusion))
+  corner = "label, taken for:"
+  first = max(map(len, (corner, *names)))
+  width = max(len(str(confusion.max())), *map(len, names)) + 2
+  rows = [[corner, *names],
+          *([name, *row] for name, row in zip(names, confusion))]
+  return "\n".join(
+      f"{row[0]:{first}}" + "".join(f"{cell:>{width}}" for cell in row[1:])
+      for row in rows)
 
 
 def _iou_table(values: np.ndarray, names: Optional[Sequence[str]]) -> str:
   """Returns a line per class; "-" for one that neither occurs nor is found."""
-  names = names or [str(number) for number in range(len(values))]
+  names = _names(names, len(values))
   width = max(map(len, ("class", *names)))
   lines = [f"{'class':{width}}  IoU"]
   for name, value in zip(names, values):
@@ -128,9 +174,9 @@ def _iou_table(values: np.ndarray, names: Optional[Sequence[str]]) -> str:
 
 TASKS: Mapping[str, Task] = {
     datasets.CLASSIFICATION: Task(
-        CLASSIFIERS, _class_loss, _right_and_all, _accuracy, batch_size=64),
+        CLASSIFIERS, _class_loss, _accuracy, batch_size=64),
     datasets.SEGMENTATION: Task(
-        SEGMENTERS, _pixel_loss, _confusion, _mean_iou, batch_size=16),
+        SEGMENTERS, _pixel_loss, _mean_iou, batch_size=16),
 }
 
 

@@ -49,8 +49,10 @@ from absl import flags
 import tensorflow.compat.v1 as tf
 
 from tools import datasets
+from tools import schedules
 from tools import tasks
 from tools import training
+from tools import training_options
 
 
 def _flags() -> flags.FlagValues:
@@ -117,15 +119,30 @@ def _flags() -> flags.FlagValues:
   count("steps", defaults.steps,
         "Number of steps in all, those before a checkpoint included.")
   number("learning_rate", defaults.learning_rate,
-         "Highest learning rate: it grows for the first twentieth of the steps "
-         "and falls to 0 along a cosine. It is the rate for the GLOBAL batch "
-         "size: do NOT multiply it by the number of towers. When you change "
-         "the batch size, change it too, by about the same factor (not for "
-         f"adam). Default: {rates}. alexnet needs about a tenth of that.")
+         "Highest learning rate, see --schedule. It is the rate for the GLOBAL "
+         "batch size: do NOT multiply it by the number of towers. When you "
+         "change the batch size, change it too, by about the same factor (not "
+         f"for adam). Default: {rates}. alexnet needs about a tenth of that.")
   choice("optimizer", defaults.optimizer, list(training.OPTIMIZERS),
          "momentum (of 0.9), adam or sgd.")
+  choice("schedule", defaults.schedule, list(schedules.SCHEDULES),
+         "How the learning rate falls. cosine and linear: to 0. steps: to a "
+         "tenth after half of the steps, and again after three quarters. "
+         "constant: not at all.")
+  number("warm_up", defaults.warm_up,
+         "Part of the steps in which the learning rate grows from 0 to its "
+         "place in the schedule; 0 for none.", upper_bound=1.0)
   number("weight_decay", defaults.weight_decay,
          "Factor of half the sum of squares of all kernels in the loss.")
+  number("label_smoothing", defaults.label_smoothing,
+         "Part of the probability that all classes share in the loss, in place "
+         "of the right one alone. For classification.", upper_bound=1.0)
+  choice("precision", defaults.precision,
+         list(training_options.PRECISIONS),
+         "Type in which the network computes; variables, loss and statistics "
+         "of batch norm are float32 in any case. float16 comes with "
+         "--loss_scale=dynamic unless another is given. Fast on devices made "
+         "for it; CPUs are slower.")
   number("clip_norm", defaults.clip_norm,
          "Largest global norm of the gradient of the whole batch; a larger one "
          "is scaled down to that. Default: no limit.")
@@ -145,7 +162,20 @@ def _flags() -> flags.FlagValues:
   count("log_every", defaults.log_every,
         "Steps between scalars for TensorBoard.")
   count("evaluate_every", defaults.evaluate_every,
-        "Steps between checkpoints, each tested on the test images.")
+        "Steps between checkpoints, each tested on the test images. The one "
+        "with the best score is kept in the folder best of --logdir.")
+  count("early_stop", defaults.early_stop,
+        "Ends training after so many tests without a better score. There are "
+        "no images but those for tests to choose by, so that the best score is "
+        "a little too good. Default: never.")
+  count("summarize_images", defaults.summarize_images,
+        "Number of test images to show in TensorBoard at each test; for "
+        "segmentation with their masks: what is right, and what is found.",
+        lower_bound=0)
+  names("trace_steps", defaults.trace_steps,
+        "Batches of which to write Chrome traces into the folder traces of "
+        "--logdir, counted from 1, such as 10,20: what ran when in each tower. "
+        "Open them in chrome://tracing.")
   switch("help", False, "Shows this text.", short_name="h")
   return values
 
@@ -175,9 +205,9 @@ def parse(argv: Sequence[str]) -> Optional[training.Options]:
         "`--clip_norm` must be a number above 0: got "
         f"{options.clip_norm}. Leave it out for no limit.")
   options = dataclasses.replace(
-      options, loss_scale=_loss_scale(options.loss_scale))
-  if options.devices is not None:
-    _check_devices(options)
+      options, loss_scale=_loss_scale(options.loss_scale),
+      trace_steps=_trace_steps(options.trace_steps))
+  training_options.check_devices(options)
   return options
 
 
@@ -194,21 +224,16 @@ def _loss_scale(text: Optional[str]) -> Union[None, float, str]:
   return scale
 
 
-def _check_devices(options: training.Options) -> None:
-  if options.num_towers is not None:
+def _trace_steps(texts: Sequence[str]) -> Sequence[int]:
+  try:
+    steps = tuple(int(text) for text in texts)
+  except ValueError:
+    steps = (0,)
+  if min(steps, default=1) < 1:
     raise training.UsageError(
-        "`--num_towers` and `--devices` must not both be given: got "
-        f"{options.num_towers} and {','.join(options.devices)}. `--devices` "
-        "makes one tower on each device.")
-  for device in options.devices or [""]:
-    try:
-      spec = tf.DeviceSpec.from_string(device)
-    except ValueError:
-      spec = tf.DeviceSpec()
-    if spec.device_type not in ("CPU", "GPU") or spec.job is not None:
-      raise training.UsageError(
-          "`--devices` must list CPU or GPU devices of this machine, such as "
-          f"/gpu:0,/gpu:1: got {device!r}.")
+        "`--trace_steps` must list numbers of batches from 1 on, such as "
+        f"10,20: got {','.join(texts)}.")
+  return steps
 
 
 def main(argv: Sequence[str]) -> int:
@@ -228,6 +253,13 @@ def main(argv: Sequence[str]) -> int:
     return 128 + signal.SIGINT
   if result.score.table:
     print(result.score.table)
+  for path in result.pictures:
+    print(f"drawn: {path}")
+  if result.step < options.steps:
+    print(f"stopped early, at step {result.step}")
+  if result.best is not None:
+    print(f"best test {result.score.name}: {result.best.value:.4f}, at step "
+          f"{result.best.step}")
   print(f"test {result.score.name}: {result.score.value:.4f}")
   return 0
 

@@ -1,8 +1,12 @@
 """Graph-mode TensorFlow models, built for several devices as they are."""
 
 from towers import checkpoints
+from towers import export
 from towers import hooks
 from towers import inspection
+from towers import metrics
+from towers import precise_batch_norm
+from towers import verification
 from towers.asynchronous import AsyncTraining
 from towers.batch_norm import batch_norm
 from towers.builder import build_towers

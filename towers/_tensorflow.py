@@ -21,6 +21,7 @@ from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import control_flow_state
 from tensorflow.python.ops import control_flow_util
 from tensorflow.python.ops import gradients_util
+from tensorflow.python.ops import metrics as metric_ops
 from tensorflow.python.ops import resource_variable_ops
 from tensorflow.python.ops import summary_op_util
 from tensorflow.python.ops import variable_scope
@@ -33,6 +34,9 @@ from towers import _keras
 # Seeds that TensorFlow derives by counting are this far apart between towers,
 # more than any one tower draws.
 _SEEDS_PER_TOWER = 1 << 20
+
+# Where functions of `tf.metrics` are looked up; in the latter by TF-Slim.
+METRIC_MODULES = (tf.metrics, metric_ops)
 
 _FUSED_BATCH_NORMS = frozenset(
     ["FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"])
@@ -340,8 +344,12 @@ def set_initializer(variable: Any, op: tf.Operation) -> None:
 
 def extend_initializer(variable: Any, ops: List[tf.Operation]) -> None:
   """Makes `ops` part of what initialises `variable`, from now on."""
-  with tf.control_dependencies(None):
-    variable._initializer_op = tf.group(variable._initializer_op, *ops)
+  own = variable._initializer_op
+  value = own.inputs[1]  # `variable.load` feeds this input of the initialiser.
+  with tf.control_dependencies(None), tf.control_dependencies([own, *ops]):
+    with tf.device(own.device):
+      variable._initializer_op = tf.raw_ops.IdentityN(
+          input=[value, value], name="initialize")[1].op
 
 
 def known_variables(graph: tf.Graph) -> List[tf.Variable]:

@@ -198,6 +198,8 @@ class _Layer:
             x, scale, offset, merged, epsilon=self._epsilon,
             data_format=data_format)
         result = y, merged.mean, merged.unbiased_variance
+        for old, new in zip(y.op.outputs[1:3], result[1:]):
+          context.current_tower().note_replaced(old, new)
       else:
         result = tf.nn.fused_batch_norm(
             x, scale, offset, epsilon=self._epsilon, data_format=data_format,

@@ -19,6 +19,8 @@ class Build(NamedTuple):
   Fields:
     graph: The graph.
     towers: The towers.
+    rows: How many rows each tower has, a number or scalar tensor; 0 for one
+      that borrowed a row.
     loss: Scalar tensor, the loss over the whole batch; None without one.
     outputs: The towers' outputs put together.
     backward: How the towers are differentiated.
@@ -30,6 +32,7 @@ class Build(NamedTuple):
   """
   graph: tf.Graph
   towers: Sequence[tower_lib.Tower]
+  rows: Sequence[Any]
   loss: Optional[tf.Tensor]
   outputs: Any
   backward: gradients.Backward

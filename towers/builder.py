@@ -16,6 +16,7 @@ from towers import gradients
 from towers import graph as graph_lib
 from towers import inputs as inputs_lib
 from towers import lockstep as lockstep_lib
+from towers import metrics
 from towers import model_gradients
 from towers import outputs as outputs_lib
 from towers import placement as placement_lib
@@ -115,7 +116,7 @@ def build_towers(model_fn: Callable[..., Any],
   towers = [
       tower_lib.Tower(index=index, count=len(tower_devices), devices=own,
                       name_scope=f"{scope}{name}_{index}/",
-                      enclosing_scope=enclosing)
+                      enclosing_scope=enclosing, graph=graph)
       for index, own in enumerate(tower_devices)
   ]
   _tensorflow.ensure_variable_stores()
@@ -141,7 +142,7 @@ def build_towers(model_fn: Callable[..., Any],
         returned = _call(model_fn, inputs, shards[tower.index].value)
         outputs_lib.take(tower, returned)
 
-    with shared.installed(), _summary_tags(graph):
+    with shared.installed(), _summary_tags(graph), metrics.passed_through():
       _build_all(graph, towers, lockstep, build_one)
       shared.check_same_in_all_towers()
     in_order = graph.get_operations()[first_op:]
@@ -163,7 +164,7 @@ def build_towers(model_fn: Callable[..., Any],
     _tensorflow.set_seeds_drawn(graph, seeds_drawn)
     raise
   build = build_lib.Build(
-      graph=graph, towers=towers, loss=loss, outputs=outputs,
+      graph=graph, towers=towers, rows=rows, loss=loss, outputs=outputs,
       backward=gradients.Backward(
           shared.views, [tower.device for tower in towers], parameters),
       updates=updates.Updates(chosen, ready, made), cross_scope=cross_scope,
@@ -234,7 +235,7 @@ def _entered(tower: tower_lib.Tower, lockstep: Optional[lockstep_lib.Lockstep],
   with context.entered(tower, lockstep_of_tower=lockstep,
                        conversion_of_tower=conversion, sync=sync_batch_norm):
     with tf.device(tower.device), tf.name_scope(tower.name_scope):
-      with shared.creator_scope(), conversion.installed():
+      with shared.creator_scope(), conversion.installed(), metrics.of_tower():
         yield
 
 

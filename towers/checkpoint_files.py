@@ -103,12 +103,12 @@ def find(checkpoint: str) -> str:
   """
   path = os.fspath(checkpoint)
   if tf.io.gfile.isdir(path):
-    last = tf.train.latest_checkpoint(path)
+    last = _listed(path)
     if last is None:
       raise ValueError(
           "`checkpoint` must be a checkpoint or a directory that lists one: "
-          f"got {path}, whose file `checkpoint` is missing or names files that "
-          f"are not there. {_advice(os.path.join(path, ''))}")
+          f"got {path}, whose file `checkpoint` is missing or damaged, or "
+          f"names files that are not there. {_advice(os.path.join(path, ''))}")
     return last
   if not exists(path):
     path = re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", path)
@@ -145,6 +145,78 @@ def explained(path: str) -> Iterator[None]:
     raise ValueError(
         f"`checkpoint` must be whole: {path} cannot be read ({fault}). "
         f"{_advice(path)}") from error
+
+
+def latest_good(directory: str) -> Optional[str]:
+  """Returns the prefix of the latest checkpoint in `directory` that is whole.
+
+  That is the last one by TensorFlow's own list, the file `checkpoint`, if all
+  of it can be read, as nearly always; else the newest of the others. Each is
+  read to its end, so that its checksums are checked.
+
+  Args:
+    directory: A directory, which need not exist.
+
+  Returns:
+    The prefix, for `tf.train.Saver.restore`; None if there is none.
+  """
+  directory = os.fspath(directory)
+  last = _listed(directory)
+  if last is not None and _fault(last) is None:
+    return last
+  return last_good(last or os.path.join(directory, ""))
+
+
+@contextlib.contextmanager
+def replacing(path: str, latest_filename: Optional[str] = None
+             ) -> Iterator[None]:
+  """A context for writing a checkpoint where there may be one already.
+
+  A checkpoint has two files, which cannot take the place of two others at once;
+  who is killed in between leaves the one of the new with the other of the old.
+  So where the last checkpoint is to be replaced, a copy of it is the last one
+  meanwhile.
+
+  Args:
+    path: The prefix. What is run inside writes it, and makes it the last one.
+    latest_filename: The directory's list, if it is not `checkpoint`.
+  """
+  folder, name = os.path.split(path)
+  folder = folder or "."
+  stem, step = re.fullmatch(r"(.*?)(-\d+)?", name, re.DOTALL).groups()
+  spare = os.path.join(folder, f"{stem}.spare{step or ''}")
+  last = _listed(folder, latest_filename)
+  if last is not None and _same_file(last, path):
+    for file in sorted(tf.io.gfile.listdir(folder)):
+      # Both files before the list. The `.meta` holds no values.
+      if re.fullmatch(re.escape(name) + r"\.(index|data-\d+-of-\d+)", file):
+        tf.io.gfile.copy(os.path.join(folder, file),
+                         spare + file[len(name):], overwrite=True)
+    _list_as_last(spare, folder, latest_filename)
+  yield
+  last = _listed(folder, latest_filename)
+  if last is not None and _same_file(last, spare):  # No list was written.
+    _list_as_last(path, folder, latest_filename)
+  if exists(spare):
+    tf.train.remove_checkpoint(spare)
+
+
+def _list_as_last(path: str, directory: str,
+                  latest_filename: Optional[str]) -> None:
+  """Makes `path` the last in a directory's list, which lists others."""
+  state = tf.train.get_checkpoint_state(directory, latest_filename)
+  tf.train.update_checkpoint_state(
+      directory, path, list(state.all_model_checkpoint_paths),
+      latest_filename=latest_filename)
+
+
+def _listed(directory: str,
+            latest_filename: Optional[str] = None) -> Optional[str]:
+  """Returns what the list of a directory names as the last, if it is there."""
+  try:
+    return tf.train.latest_checkpoint(directory, latest_filename)
+  except ValueError:  # That file is empty, or no text.
+    return None
 
 
 def last_good(path: str) -> Optional[str]:

@@ -21,10 +21,14 @@ writes the file anew under the names of one device. `checkpoint_matching` has
 the rules by which names match. Where it is open what is meant, nothing is
 guessed: the error lists what could be.
 
+`latest_good` finds the latest checkpoint of a directory that is whole, where
+`tf.train.latest_checkpoint` looks at names only.
+
 With `build_towers(..., variables="replicated")`, run `graph.copy_variables`
 after restoring in a plain session, as after `tf.train.Saver.restore`.
 """
 
+import numbers
 import os
 from typing import Any, Callable, Dict, List, Optional
 
@@ -36,6 +40,7 @@ from towers import checkpoint_report
 from towers import checkpoint_targets
 
 Report = checkpoint_report.Report
+latest_good = checkpoint_files.latest_good
 plan = checkpoint_plan.plan
 cleaned_names = checkpoint_plan.cleaned_names
 
@@ -185,13 +190,30 @@ class Saver(tf.train.Saver):
   """A `tf.train.Saver`, as strict, that says what is wrong with a file.
 
   Where `tf.train.Saver` tells the first key that is missing, it names all of
-  them, and the way to restore what is there.
+  them, and the way to restore what is there. And whenever its process is
+  killed, `tf.train.latest_checkpoint` finds one that is whole: also where a
+  checkpoint of the same name is written over, as `MonitoredTrainingSession`
+  does when it continues.
   """
 
   def __init__(self, var_list: Any = None, **options: Any):
     """See `tf.train.Saver`, all of whose options it takes by name."""
     self._wanted = var_list
     super().__init__(var_list, **options)
+
+  def save(self, sess: tf.Session, save_path: str, global_step: Any = None,
+           latest_filename: Optional[str] = None, *args: Any,
+           **options: Any) -> Optional[str]:
+    """Saves all variables; see `tf.train.Saver.save`."""
+    path = os.fspath(save_path)
+    if global_step is not None:
+      if not isinstance(global_step, numbers.Integral):
+        global_step = tf.train.global_step(sess, global_step)
+      padded = getattr(self, "_pad_step_number", False)
+      path += f"-{global_step:08d}" if padded else f"-{global_step}"
+    with checkpoint_files.replacing(path, latest_filename):
+      return super().save(sess, save_path, global_step, latest_filename, *args,
+                          **options)
 
   def restore(self, sess: tf.Session, save_path: str) -> None:
     """Restores all variables.

@@ -154,6 +154,8 @@ class Conversion:
     outputs = list(op.outputs)
     outputs[1] = _blend(op.inputs[3], merged.mean, factor)
     outputs[2] = _blend(op.inputs[4], merged.unbiased_variance, factor)
+    for old, new in zip(op.outputs[1:3], outputs[1:3]):
+      context.current_tower().note_replaced(old, new)
     fused.normalise_in_place(op, merged)
     return outputs
 

@@ -1,7 +1,8 @@
 """What a build returns: the graph of all towers, and how it trains."""
 
 import functools
-from typing import Any, List, Optional, Sequence, Union
+import operator
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -14,6 +15,7 @@ from towers import optimizers
 from towers import packing
 from towers import placement
 from towers import replicas
+from towers import tower as tower_lib
 from towers import train_step
 
 Loss = Union[None, str, tf.Tensor]
@@ -23,6 +25,7 @@ class TowerGraph:
   """The towers of one build, and what they make together.
 
   Attributes:
+    graph: The `tf.Graph` that the towers stand in.
     towers: Tuple of `Tower`, one per device.
     loss: Scalar tensor, the mean of the towers' losses weighted by
       `Tower.weight`, which is the loss over the whole batch; None without one.
@@ -40,6 +43,7 @@ class TowerGraph:
 
   def __init__(self, build: build_lib.Build, *, synced_layers: Sequence[Any],
                variables: Sequence[Any]):
+    self.graph = build.graph
     self.towers = tuple(build.towers)
     self.loss = build.loss
     self.outputs = build.outputs
@@ -52,7 +56,6 @@ class TowerGraph:
         v for v in variables if id(v) in trainable)
     self.loss_scales: List[Any] = []
     self._build = build
-    self._graph = build.graph
     self._parameter_device = build.backward.parameter_device
     self._skipped_steps: Optional[Any] = None
     self._copy_variables: Optional[tf.Operation] = None
@@ -79,6 +82,61 @@ class TowerGraph:
     return devices_lib.session_config(named + [self._parameter_device],
                                       overrides)
 
+  def tower(self, index: int) -> tower_lib.Tower:
+    """Returns the tower of that number, as `towers[index]` does.
+
+    Raises:
+      TypeError: If `index` is no whole number.
+      ValueError: If there is no such tower.
+    """
+    try:
+      number = operator.index(index)
+    except TypeError as error:
+      raise TypeError(
+          f"`index` must be the number of a tower: got {index!r}.") from error
+    if not 0 <= number < len(self.towers):
+      raise ValueError(
+          "`index` must be the number of a tower: expected 0 to "
+          f"{len(self.towers) - 1}, got {index}.")
+    return self.towers[number]
+
+  def tensors(self, name: str) -> Tuple[tf.Tensor, ...]:
+    """Returns what the model on one device calls `name`, of each tower.
+
+    Args:
+      name: See `Tower.tensor`.
+
+    Returns:
+      A tensor per tower, in order, to fetch: with the rows of that tower, or
+      the one row that a tower without rows has borrowed. For rows in the order
+      of the batch in one tensor, return it as an output of the model.
+
+    Raises:
+      TypeError: If `name` is no text.
+      ValueError: If a tower has no such tensor.
+    """
+    return tuple(tower.tensor(name) for tower in self.towers)
+
+  def feeds(self, values: Dict[str, Any]) -> Dict[tf.Tensor, Any]:
+    """Returns a feed dict of values for tensors named as on one device.
+
+    For what the model makes itself, such as a placeholder for a dropout rate,
+    which each tower then has one of; all get the same value:
+
+        session.run(graph.loss, graph.feeds({"dropout/rate": 0.0}))
+
+    Args:
+      values: For each name (see `Tower.tensor`) the value to feed. For values
+        of a tower's own, use `graph.tower(i).tensor(name)` as a key instead.
+
+    Raises:
+      TypeError: If a name is no text.
+      ValueError: If a tower has no such tensor, or a session cannot be fed a
+        value for it, as for a variable.
+    """
+    return {tower.names.to_feed(name): value for name, value in values.items()
+            for tower in self.towers}
+
   def placement(self) -> List[placement.Placement]:
     """Returns the variables of the graph with their bytes and devices.
 
@@ -98,7 +156,7 @@ class TowerGraph:
         train_op = graph.minimize(optimizer, loss=loss)
     """
     if self._regularization_loss is None:
-      with self._graph.as_default(), tf.device(self._parameter_device):
+      with self.graph.as_default(), tf.device(self._parameter_device):
         with tf.name_scope(f"{self._build.cross_scope}regularization_loss/"):
           self._regularization_loss = self._build.regularization_loss()
     return self._regularization_loss
@@ -135,7 +193,7 @@ class TowerGraph:
     """
     pack_bytes = packing.checked_bytes(pack_bytes)
     variables = self._build.variables_to_train(var_list)
-    with self._graph.as_default():
+    with self.graph.as_default():
       return gradients.averaged(self._build.backward, self._build.scalar(loss),
                                 variables, pack_bytes=pack_bytes)
 
@@ -165,8 +223,8 @@ class TowerGraph:
     optimizers.check(optimizer)
     self._build.check_current_graph()
     pairs = [gradients.GradientAndVariable(g, v) for g, v in grads_and_vars]
-    replicas.of_graph(self._graph).check_whole(pairs, self._build.updates.made)
-    with self._graph.as_default():
+    replicas.of_graph(self.graph).check_whole(pairs, self._build.updates.made)
+    with self.graph.as_default():
       before = train_step.everything_before(self._build.updates, pairs)
       with tf.control_dependencies(before):
         return self._build.applied(
@@ -231,7 +289,7 @@ class TowerGraph:
     pack_bytes = packing.checked_bytes(pack_bytes)
     updates = self._build.updates.only(update_ops)
     variables = self._build.variables_to_train(var_list)
-    with self._graph.as_default():
+    with self.graph.as_default():
       total, scale = self._build.scalar(loss), None
       if options.loss_scale is not None:
         scale = loss_scale_lib.Scale(options.loss_scale, self._parameter_device)
@@ -256,7 +314,7 @@ class TowerGraph:
     It is saved, and made when it is first asked for.
     """
     if self._skipped_steps is None:
-      with self._graph.as_default(), tf.control_dependencies(None):
+      with self.graph.as_default(), tf.control_dependencies(None):
         with tf.name_scope(None), tf.device(self._parameter_device):
           self._skipped_steps = tf.Variable(
               0, dtype=tf.int64, trainable=False, use_resource=True,
@@ -299,7 +357,7 @@ class TowerGraph:
     optimizers.check(optimizer)
     self._build.check_current_graph()
     variables = self._build.variables_to_train(var_list)
-    with self._graph.as_default():
+    with self.graph.as_default():
       losses = [self._build.tower_scalar(tower, loss) for tower in self.towers]
       apply = functools.partial(
           self._build.applied, optimizer, global_step=global_step,
@@ -321,8 +379,8 @@ class TowerGraph:
     `variable.assign`. Otherwise it does nothing.
     """
     if self._copy_variables is None:
-      with self._graph.as_default(), tf.control_dependencies(None):
-        own = replicas.of_graph(self._graph)
+      with self.graph.as_default(), tf.control_dependencies(None):
+        own = replicas.of_graph(self.graph)
         self._copy_variables = own.refreshed(self.variables, 0)
     return self._copy_variables
 
@@ -332,5 +390,5 @@ class TowerGraph:
     Bit for bit; for debugging, with `variables="replicated"`. It raises
     `tf.errors.InvalidArgumentError`, which names the variable, in the session.
     """
-    with self._graph.as_default(), tf.control_dependencies(None):
-      return replicas.of_graph(self._graph).check()
+    with self.graph.as_default(), tf.control_dependencies(None):
+      return replicas.of_graph(self.graph).check()

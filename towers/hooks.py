@@ -2,7 +2,7 @@
 
 They work in every `tf.train.MonitoredTrainingSession` (pass them as `hooks`).
 To them a step is one `session.run`. What must not count, such as a look at a
-variable, can be run around all hooks with `session.run_step_fn`.
+variable, can be run with `session.run_step_fn`.
 
     hooks = [towers.hooks.InputStarvationHook(),
              towers.hooks.StopOnNanHook(graph.loss)]
@@ -12,10 +12,11 @@ variable, can be run around all hooks with `session.run_step_fn`.
         session.run(train_op)
 """
 
+import contextlib
 import json
 import os
 import time
-from typing import Any, Iterable, Optional, Sequence, Union
+from typing import Any, Iterable, Iterator, Optional, Sequence, Union
 
 from absl import logging
 import numpy as np
@@ -33,16 +34,15 @@ class InputStarvationHook(tf.train.SessionRunHook):
   """Measures which share of their time the devices wait for input.
 
   One step in `trace_steps` runs with TensorFlow's tracing, which tells when
-  each op ran. The step waited while one of its input ops (the `get_next` of a
-  `tf.data` iterator, a queue's `dequeue`, a staging area's `get`) was pending
-  and no device computed. The other steps cost nothing. Every `log_steps` steps
-  it logs
+  each op ran. The step waited while the `get_next` of a `tf.data` iterator (or
+  the like of a queue, whose short waits are not all seen) was pending and no
+  device computed. Other steps cost nothing. Every `log_steps` steps it logs
 
       share = sum of waits / sum of durations
 
   over the traced steps since then: the share of the time within `session.run`
-  that a perfect input would save. Traced steps are spread out, since writing up
-  the trace gives the input time to catch up with the step after.
+  that a perfect input would save. Traced steps are spread out: after one, the
+  input has caught up.
 
   Data that come by `feed_dict` are made outside `session.run`, unseen; then
   there is no input op and the share is 0, which the log tells.
@@ -77,19 +77,16 @@ class InputStarvationHook(tf.train.SessionRunHook):
     self._threshold = threshold
     self.share: Optional[float] = None
 
-  def after_create_session(self, session, coord):
-    del session, coord
+  def after_create_session(self, unused_session, unused_coord):
     self._steps, self._waits = 0, []
 
-  def before_run(self, run_context):
-    del run_context
+  def before_run(self, unused_run_context):
     # The last of each `trace_steps`: the first step of all is slow by itself.
     if (self._steps + 1) % self._trace_steps == 0:
       return tf.train.SessionRunArgs(None, options=_TRACE)
     return None
 
-  def after_run(self, run_context, run_values):
-    del run_context
+  def after_run(self, unused_run_context, run_values):
     self._steps += 1
     if self._steps % self._trace_steps == 0:
       self._waits.append(
@@ -122,9 +119,9 @@ class InputStarvationHook(tf.train.SessionRunHook):
 class ThroughputHook(tf.train.SessionRunHook):
   """Measures examples per second.
 
-  The clock runs all the time, so that what happens between steps (checkpoints,
-  summaries, your own code) counts. The first `warmup_steps` steps after each
-  start of the session do not, as TensorFlow prepares in them.
+  The clock runs all the time but in `paused()`, so that what happens between
+  steps (checkpoints, summaries, your own code) counts. The first `warmup_steps`
+  steps after each start of the session do not, as TensorFlow prepares in them.
 
   Attributes:
     examples_per_second: The rate at the last log; None before.
@@ -169,17 +166,23 @@ class ThroughputHook(tf.train.SessionRunHook):
     self.examples_per_second: Optional[float] = None
     self._global_step: Optional[Any] = None
     self._total_steps = 0
+    self._start = time.perf_counter()
+
+  @contextlib.contextmanager
+  def paused(self) -> Iterator[None]:
+    """A context whose time does not count, such as that of an evaluation."""
+    start = time.perf_counter()
+    yield
+    self._start += time.perf_counter() - start
 
   def begin(self):
     self._global_step = tf.train.get_global_step()
 
-  def after_create_session(self, session, coord):
-    del session, coord
+  def after_create_session(self, unused_session, unused_coord):
     self._warm, self._steps, self._examples = 0, 0, 0.0
     self._start = time.perf_counter()
 
-  def before_run(self, run_context):
-    del run_context
+  def before_run(self, unused_run_context):
     if tf.is_tensor(self._examples_per_step):
       return tf.train.SessionRunArgs(self._examples_per_step)
     return None
@@ -240,7 +243,7 @@ class StopOnNanHook(tf.train.SessionRunHook):
   A `local_init_op` of your own there must initialise that variable.
 
   The variables themselves may have changed in the bad step. To keep them, see
-  `skip_nonfinite` of `TowerGraph.minimize`, which looks at the gradients.
+  `skip_nonfinite` of `TowerGraph.minimize`.
   """
 
   def __init__(self, loss: tf.Tensor, *, fail: bool = True,
@@ -302,13 +305,11 @@ class StopOnNanHook(tf.train.SessionRunHook):
             [tf.debugging.Assert(self._check < 0, [text])]):
           self._check = tf.identity(self._check)
 
-  def after_create_session(self, session, coord):
-    del session, coord
+  def after_create_session(self, unused_session, unused_coord):
     for saver in [*tf.get_collection(tf.GraphKeys.SAVERS), *self._savers]:
       _guard(saver, self._bad_step)
 
-  def before_run(self, run_context):
-    del run_context
+  def before_run(self, unused_run_context):
     return tf.train.SessionRunArgs([self._check, self._loss])
 
   def after_run(self, run_context, run_values):
@@ -367,14 +368,12 @@ class TraceHook(tf.train.SessionRunHook):
     self._step = 0
     self.paths = []
 
-  def before_run(self, run_context):
-    del run_context
+  def before_run(self, unused_run_context):
     if self._step + 1 in self._wanted:
       return tf.train.SessionRunArgs(None, options=_TRACE)
     return None
 
-  def after_run(self, run_context, run_values):
-    del run_context
+  def after_run(self, unused_run_context, run_values):
     self._step += 1
     if self._step not in self._wanted:
       return

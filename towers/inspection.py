@@ -12,6 +12,7 @@ from typing import Tuple
 
 import tensorflow.compat.v1 as tf
 
+from towers import display
 from towers import findings as findings_lib
 from towers import graph as graph_lib
 from towers import graph_nodes
@@ -162,7 +163,7 @@ def report(graph: Any, *, train_op: Any = None,
     known = [tower.name_scope for tower in graph.towers]
     layers = tuple(graph.synced_layers)
     extra_updates = [op.name for op in graph.update_ops]
-    graph = graph._graph  # pylint: disable=protected-access
+    graph = graph.graph
   nodes = graph_nodes.read(graph)
   scopes = scopes_lib.Scopes(nodes, tower_pattern, known)
   train = _train_ops(nodes, train_op)
@@ -186,6 +187,59 @@ def report(graph: Any, *, train_op: Any = None,
           nodes.collections.get(tf.GraphKeys.REGULARIZATION_LOSSES, ())),
       collections=_collections(nodes, scopes),
       findings=lint.check(context))
+
+
+def write_display_graph(graph: Any, logdir: str, *,
+                        run_metadata: Optional[tf.RunMetadata] = None,
+                        tag: str = "traced_step",
+                        tower_pattern: Optional[str] = None) -> None:
+  """Writes a graph for TensorBoard, whose graph page then shows a few boxes.
+
+  The boxes at the top are input, towers, cross_tower, gradients, average, apply
+  and variables; outputs, and further sets of towers, where there are any. The
+  graph itself keeps its names: only what is written has others, and shows each
+  op's real name as its attribute `_name_in_graph`. Devices and shapes are
+  written as well.
+
+  Args:
+    graph: As for `report`.
+    logdir: Directory to write an event file to.
+    run_metadata: What a step of this graph noted that ran with
+      `tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)`. TensorBoard then
+      shows the time and memory of each op.
+    tag: What TensorBoard calls that step.
+    tower_pattern: As for `report`.
+
+  Raises:
+    TypeError: If `graph` is something else.
+    ValueError: If ops read others that are not there, `tower_pattern` is no
+      regular expression with a group, or the graph is larger than the 2 GB that
+      a `GraphDef` can be.
+    OSError: If `logdir` cannot be written to; or `tf.errors.OpError`.
+  """
+  known = ()
+  if isinstance(graph, graph_lib.TowerGraph):
+    known = [tower.name_scope for tower in graph.towers]
+    graph = graph.graph
+  shown = display.display_graph(
+      graph, tower_pattern=tower_pattern, known=known)
+  with tf.Graph().as_default():  # The writer works in graph mode only.
+    with tf.summary.FileWriter(logdir) as writer:
+      writer.add_event(tf.Event(graph_def=shown.SerializeToString()))
+      if run_metadata is not None:
+        writer.add_run_metadata(display.display_run(run_metadata, shown), tag)
+
+
+def real_graph(graph_def: tf.GraphDef) -> tf.GraphDef:
+  """Returns a graph that `write_display_graph` wrote, with its real names.
+
+  Long constants, whose values were not written, are zeros.
+
+  Args:
+    graph_def: The graph of an event file. One that was not made for display is
+      returned as it is.
+  """
+  return display.real_graph(graph_def)
 
 
 def _train_ops(nodes: graph_nodes.Nodes, train_op: Any) -> List[Node]:

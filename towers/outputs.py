@@ -124,6 +124,8 @@ def _that_counts(tower: tower_lib.Tower, value: tf.Tensor) -> tf.Tensor:
   always = isinstance(tower.weight, float) and tower.weight
   if tower.count == 1 or always or value.shape.rank:
     return value
+  if not value.op.name.startswith(tower.name_scope):
+    return value  # Of all towers, or none: it is the same in each.
   _let_nothing_divide_nothing(value)
   return tf.where_v2(tower.weight > 0, value, tf.zeros_like(value))
 
@@ -194,6 +196,8 @@ def mean_by_weight(values: Sequence[tf.Tensor],
 
 def _joined(values: Sequence[tf.Tensor], weights: Sequence[Any],
             rows: Sequence[Any]) -> tf.Tensor:
+  if all(value is values[0] for value in values):
+    return values[0]  # What towers made together, or is of none.
   if values[0].shape.rank == 0:
     return mean_by_weight(values, weights)
   return collectives.concat_rows(values, rows)

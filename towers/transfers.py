@@ -68,7 +68,7 @@ def between_devices(nodes: graph_nodes.Nodes, scopes: scopes_lib.Scopes,
         continue
       else:
         purpose = _purpose(node, readers, scopes)
-        num_bytes = nodes.output_bytes(node, port)
+        num_bytes = _num_bytes(nodes, node, port)
       sums = found.setdefault((node.device, target, purpose), [0, 0, 0])
       sums[0] += 1
       sums[1] += num_bytes or 0
@@ -100,6 +100,17 @@ def _is_copied(nodes: graph_nodes.Nodes, node: graph_nodes.Node) -> bool:
   shape = nodes.output_shape(node, 0)
   return shape is not None and (
       (shape[1].num_elements() or 0) <= _COPIED_ELEMENTS)
+
+
+def _num_bytes(nodes: graph_nodes.Nodes, node: graph_nodes.Node,
+               port: int) -> Optional[int]:
+  """Returns the bytes of an output; None if its shape is not known."""
+  num_bytes = nodes.output_bytes(node, port)
+  if num_bytes is None and node.op == "PlaceholderWithDefault":
+    # It may hide a shape, as where converted statistics come back from a merge.
+    # In a step that does not feed it, it hands its default on.
+    return _num_bytes(nodes, *node.inputs[0])
+  return num_bytes
 
 
 def _purpose(node: graph_nodes.Node, readers: List[graph_nodes.Node],

@@ -1,0 +1,158 @@
+"""Estimates the batch norm statistics of a run of tools/train.py anew.
+
+  python tools/precise_batch_norm.py --logdir=/tmp/resnet20 --num_batches=100
+
+Takes the last checkpoint of the run and replaces the moving statistics, which
+are averages over the last steps of training, by those of a number of batches of
+training images, all with the weights of the checkpoint. Nothing else changes.
+The result is a new checkpoint, LOGDIR/precise/model.ckpt-STEP, for
+
+  python tools/evaluate.py --logdir=LOGDIR --checkpoint=...
+
+The batches are the first of training, in its batch size and with its
+augmentation. In how many towers they run makes no difference but of float
+rounding, unless the run was trained with --nosync_batch_norm.
+"""
+
+import dataclasses
+import functools
+import pathlib
+import sys
+from typing import List, NamedTuple, Sequence
+
+# The checkout's `models` and `tools` are not installed.
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from tools import startup
+
+startup.load_tensorflow()
+
+from absl import flags
+import tensorflow.compat.v1 as tf
+
+from tools import logdirs
+from tools import tasks
+from tools import training
+from tools import training_graph
+from tools import training_options
+import towers
+
+UsageError = training_options.UsageError
+
+FOLDER = "precise"
+
+
+class Result(NamedTuple):
+  """What was done.
+
+  Fields:
+    checkpoint: Prefix of the new checkpoint.
+    names: The variables that were estimated.
+    before: The score on the test images with the old statistics.
+    after: The score with the new ones.
+  """
+  checkpoint: str
+  names: Sequence[str]
+  before: tasks.Score
+  after: tasks.Score
+
+
+def _flags() -> flags.FlagValues:
+  """Returns the flags, with their defaults."""
+  values = flags.FlagValues()
+  text = functools.partial(flags.DEFINE_string, flag_values=values)
+  count = functools.partial(
+      flags.DEFINE_integer, lower_bound=1, flag_values=values)
+  text("logdir", None, "Directory of the run, as train.py printed it.")
+  count("num_batches", 100, "Number of batches of training images.")
+  text("data_dir", None, "Where the files of the data set are now. Default: "
+       "where they were in training.")
+  count("num_towers", None, "Number of towers, on the first GPUs or, without "
+        "GPUs, on as many logical CPU devices; 2 unless --devices is given.")
+  flags.DEFINE_list("devices", None, "One device per tower, such as "
+                    "/gpu:0,/gpu:1.", flag_values=values)
+  flags.DEFINE_boolean("help", False, "Shows this text.", short_name="h",
+                       flag_values=values)
+  return values
+
+
+def estimate(options: training_options.Options, num_batches: int) -> Result:
+  """Writes a checkpoint with new moving statistics.
+
+  Args:
+    options: Those of the run, with its logdir and the towers to use.
+    num_batches: Number of batches.
+
+  Raises:
+    UsageError: If data, devices or checkpoint do not fit, the model has no
+      batch norm, or the checkpoint cannot be written.
+  """
+  path = logdirs.latest(options.logdir)
+  if path is None:
+    raise UsageError("`--logdir` must hold a checkpoint: found none in "
+                     f"{options.logdir}. Train first.")
+  data = training.load_data(options)
+  with tf.Graph().as_default():
+    graph = training_graph.build(options, data)
+    if not graph.train.update_ops:
+      raise UsageError(
+          "`--logdir` must be that of a model with batch norm: got "
+          f"{options.model}, which has no moving statistics.")
+    estimator = towers.precise_batch_norm.PreciseBatchNorm(graph.train)
+    saver = tf.train.Saver(save_relative_paths=True)
+
+    def score(session):
+      return tasks.TASKS[data.kind].score(
+          training_graph.evaluate(session, graph.evaluation, data), data)
+
+    with tf.Session(config=graph.config) as session:
+      logdirs.restore(session, saver, path)
+      session.run(tf.local_variables_initializer())
+      before = score(session)
+      session.run(graph.start, {graph.first_batch: 0})
+      estimator.update(session, num_batches)
+      after = score(session)
+      folder = pathlib.Path(options.logdir, FOLDER)
+      with logdirs.writing(options.logdir):
+        folder.mkdir(exist_ok=True)
+        written = saver.save(session, str(folder / logdirs.NAME),
+                             graph.global_step, write_meta_graph=False)
+  return Result(written, estimator.names, before, after)
+
+
+def main(argv: Sequence[str]) -> int:
+  """Runs the command line `argv` and returns the exit status of the process."""
+  tf.disable_v2_behavior()
+  values = _flags()
+  try:
+    rest: List[str] = values(argv)[1:]
+    if values.help:
+      print(__doc__ + values.get_help())
+      return 0
+    if rest:
+      raise UsageError(f"there must be flags only: got {rest[0]}. Write "
+                       "--flag=value.")
+    if values.logdir is None:
+      raise UsageError("`--logdir` must be given: the directory of a run.")
+    run = training_options.load_run(values.logdir)
+    changes = {} if values.data_dir is None else {"data_dir": values.data_dir}
+    options = dataclasses.replace(
+        run.options, logdir=values.logdir, num_towers=values.num_towers,
+        devices=values.devices, summarize_images=0, **changes)
+    training_options.check_devices(options)
+    result = estimate(options, values.num_batches)
+  except (UsageError, flags.Error) as error:
+    text = str(error).partition("\n")[0]
+    print(f"{pathlib.Path(argv[0]).name}: {text}", file=sys.stderr)
+    return 2
+  before, after = result.before, result.after
+  print(f"estimated {len(result.names)} moving statistics over "
+        f"{values.num_batches} batches")
+  print(f"test {before.name} before: {before.value:.4f}")
+  print(f"test {after.name}: {after.value:.4f}")
+  print(f"checkpoint: {result.checkpoint}")
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main(sys.argv))

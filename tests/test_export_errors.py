@@ -41,10 +41,10 @@ class ErrorsTest(parameterized.TestCase):
        r"`checkpoint` must hold the variables that the outputs need: .*/model "
        r"lacks 2 of 6: `kernel`, `weights`. Build `model_fn` as in training"),
       ("shape", dict(weights=np.ones([5, 3], "f")),
-       r"has other shapes or types in 1 of 6: `weights` \(float32\[5, 3\] there"
-       r", float32\[5, 2\] in the model\)"),
+       r"has other shapes in 1 of 6: `weights` \(float32\[5, 3\], "
+       r"not float32\[5, 2\]\)"),
       ("type", dict(weights=np.ones([5, 2])),
-       r"`weights` \(float64\[5, 2\] there, float32\[5, 2\] in the model\)"),
+       r"`weights` \(float64\[5, 2\], not float32\[5, 2\]\)"),
       ("scalar_that_is_not_trained", dict(weights=None),
        "lacks 1 of 6: `weights`"),
   )

@@ -23,12 +23,9 @@ from tools import training_options
 
 def call(tool, *arguments):
   """Returns status, standard output and standard error of a tool."""
-  tool.FLAGS.unparse_flags()
-  for name in list(tool.FLAGS):
-    tool.FLAGS[name].unparse()
   out, err = io.StringIO(), io.StringIO()
   with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-    status = tool.main(["tool.py", *arguments])
+    status = tool.main([tool.__file__, *arguments])
   return status, out.getvalue(), err.getvalue()
 
 
@@ -124,7 +121,7 @@ class ExportTest(parameterized.TestCase):
       status, out, err = self.export()
     self.assertEqual(status, 1)
     self.assertRegex(out, r"another process: 2\.\de-05 \(probabilities\)\n$")
-    self.assertRegex(err, r"^export: .* must agree with that of the run to "
+    self.assertRegex(err, r"^export.py: .* must agree with that of the run to "
                      r"1e-05: got 2\.\de-05 in probabilities\. Do not use ")
 
   @parameterized.named_parameters(
@@ -158,7 +155,7 @@ class ExportTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ("unknown_flag", ["--modle=x"], "Unknown command line flag 'modle'"),
-      ("positional", ["stray"], "`stray` is no flag"),
+      ("positional", ["stray"], "there must be flags only: got stray"),
       ("no_logdir", ["--logdir="], "`--logdir` must be given"),
       ("no_export_dir", ["--export_dir="], "`--export_dir` must be given"),
       ("no_run", ["--logdir=/none"], "must be the directory of a run of train"),
@@ -175,7 +172,7 @@ class ExportTest(parameterized.TestCase):
         self.logdir, f"{self.logdir}/model.ckpt")
     status, out, err = self.export(*arguments)
     self.assertEqual((status, out), (2, ""))
-    self.assertRegex(err, f"^export: .*{message}")
+    self.assertRegex(err, f"^export.py: .*{message}")
     self.assertLen(err.splitlines(), 1)
     self.assertFalse(os.path.exists(self.directory))
 
@@ -184,7 +181,9 @@ class ExportTest(parameterized.TestCase):
     checkpoint_cases.truncate(f"{self.logdir}/model.ckpt")
     status, out, err = self.export()
     self.assertEqual((status, out), (2, ""))
-    self.assertRegex(err, "^export: `checkpoint` must be whole: ")
+    self.assertRegex(
+        err, "^export.py: `--logdir` must hold a last checkpoint that can be "
+        "read: .*model.ckpt is damaged")
     self.assertFalse(os.path.exists(self.directory))
 
 
@@ -209,7 +208,7 @@ class PredictTest(parameterized.TestCase):
         f"--images={folder}/images.npy", f"--output={folder}/out.npz"]
     status, out, err = call(predict, *given, *arguments)
     self.assertEqual((status, out), (2, ""))
-    self.assertRegex(err, f"^predict: {message}")
+    self.assertRegex(err, f"^predict.py: {message}")
     self.assertLen(err.splitlines(), 1)
 
 

@@ -230,8 +230,8 @@ class TrainingTest(parameterized.TestCase, tf.test.TestCase):
     first = self.run_steps(1)
     pathlib.Path(first.logdir, "model.ckpt-1.index").write_bytes(b"broken")
     with self.assertRaisesRegex(
-        training.UsageError, "must hold checkpoints that can be read: got "
-        ".*ckpt-1 .*Give another `--logdir`"):
+        training.UsageError, "must hold a last checkpoint that can be read: "
+        ".*ckpt-1 is damaged. No other is good; give another `--logdir`"):
       self.run_steps(2, logdir=first.logdir)
 
   def test_rejects_a_batch_larger_than_the_training_set(self):

@@ -42,8 +42,10 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tools import batch_norm_runs
+from tools import command_line
 from tools import datasets
 
+UsageError = command_line.UsageError
 CONTENDERS = batch_norm_runs.CONTENDERS
 Run = batch_norm_runs.Run
 Setting = batch_norm_runs.Setting
@@ -56,10 +58,6 @@ SETTINGS = {
 
 # Of the points where the test images are tested, the table shows so many.
 ROWS_OF_TABLE = 4
-
-
-class UsageError(Exception):
-  """Something that the user can put right: shown in one line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,8 +171,7 @@ def parse(argv: Sequence[str]) -> Optional[Options]:
   Raises:
     UsageError: If a flag is unknown or has a bad value.
   """
-  # Flags of its own, so that scripts can be imported side by side.
-  values = flags.FlagValues()
+  values = command_line.flag_values()
   flags.DEFINE_list("settings", list(SETTINGS),
                     f"Which to run, in order: of {', '.join(SETTINGS)}.",
                     flag_values=values)
@@ -189,18 +186,8 @@ def parse(argv: Sequence[str]) -> Optional[Options]:
   flags.DEFINE_string("picture", None,
                       "File for a picture of the curves, such as curves.png; "
                       "needs matplotlib.", flag_values=values)
-  flags.DEFINE_boolean("help", False, "Shows this text.", short_name="h",
-                       flag_values=values)
-  try:
-    rest = values(argv)[1:]
-  except flags.Error as error:
-    raise UsageError(str(error).partition("\n")[0]) from error
-  if values.help:
-    print(__doc__ + values.get_help())
+  if not command_line.read(values, argv, __doc__):
     return None
-  if rest:
-    raise UsageError(
-        f"there must be flags only: got {rest[0]}. Write --flag=value.")
   names = values.settings
   if not names or not set(names) <= set(SETTINGS) or (
       len(set(names)) < len(names)):
@@ -213,20 +200,9 @@ def parse(argv: Sequence[str]) -> Optional[Options]:
         setting, steps=values.steps,
         evaluations=min(setting.evaluations, values.steps))
                 for setting in settings]
-  _check_writable("output", values.output)
+  command_line.check_writable("output", values.output)
   _check_picture(values.picture)
   return Options(tuple(settings), values.seeds, values.output, values.picture)
-
-
-def _check_writable(flag: str, path: Optional[str]) -> None:
-  """Finds out before the runs, and not after."""
-  if path is not None:
-    try:
-      with open(path, "a", encoding="utf-8"):
-        pass
-    except OSError as error:
-      raise UsageError(f"`--{flag}` must be a file that can be written to: got "
-                       f"{path} ({error.strerror}).") from error
 
 
 def _check_picture(path: Optional[str]) -> None:
@@ -242,7 +218,7 @@ def _check_picture(path: Optional[str]) -> None:
   if pathlib.Path(path).suffix[1:].lower() not in kinds:
     raise UsageError("`--picture` must end in the name of a file type, one of "
                      f"{', '.join(sorted(kinds))}: got {path}.")
-  _check_writable("picture", path)
+  command_line.check_writable("picture", path)
 
 
 def load_runs(path: Optional[str]) -> List[Run]:
@@ -268,22 +244,25 @@ def save_runs(path: Optional[str], runs: Sequence[Run]) -> None:
     pathlib.Path(path).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
-def main(argv: Sequence[str]) -> int:
-  """Runs the command line `argv` and returns the exit status of the process."""
-  tf.disable_v2_behavior()
-  try:
-    options = parse(argv)
-    if options is None:
-      return 0
-    runs = run_all(options, load_runs(options.output),
-                   functools.partial(save_runs, options.output))
-  except UsageError as error:
-    print(f"{pathlib.Path(argv[0]).name}: {error}", file=sys.stderr)
-    return 2
+def experiment(options: Options) -> int:
+  """Does what the options say; returns the exit status of the process."""
+  runs = run_all(options, load_runs(options.output),
+                 functools.partial(save_runs, options.output))
   print(table(options, runs))
   if options.picture is not None:
     draw(options, runs, options.picture)
   return 0
+
+
+def main(argv: Sequence[str]) -> int:
+  """Runs the command line `argv` and returns the exit status of the process."""
+  tf.disable_v2_behavior()
+
+  def action():
+    options = parse(argv)
+    return 0 if options is None else experiment(options)
+
+  return command_line.ended(argv, action)
 
 
 if __name__ == "__main__":

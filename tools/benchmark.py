@@ -38,7 +38,10 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from models import resnet
+from tools import command_line
 from tools import contenders
+
+UsageError = command_line.UsageError
 
 IMAGE_SHAPE = (32, 32, 3)
 NUM_CLASSES = 10
@@ -50,10 +53,6 @@ DEFAULT_CONTENDERS = ("one", "loop", "towers", "converted")
 
 # Where ratios are to this contender.
 BASE = "loop"
-
-
-class UsageError(Exception):
-  """Something that the user can put right: shown in one line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,8 +282,7 @@ def parse(argv: Sequence[str]) -> Optional[Options]:
   Raises:
     UsageError: If a flag is unknown or has a bad value.
   """
-  # Flags of its own, so that scripts can be imported side by side.
-  values = flags.FlagValues()
+  values = command_line.flag_values()
   count = functools.partial(
       flags.DEFINE_integer, lower_bound=1, flag_values=values)
   flags.DEFINE_enum("model", None, list(MODELS),
@@ -308,20 +306,10 @@ def parse(argv: Sequence[str]) -> Optional[Options]:
                        "Runs one contender in this process, and prints its "
                        "figures as JSON; the script calls itself by it.",
                        flag_values=values)
-  flags.DEFINE_boolean("help", False, "Shows this text.", short_name="h",
-                       flag_values=values)
-  try:
-    rest = values(argv)[1:]
-  except flags.Error as error:
-    raise UsageError(str(error).partition("\n")[0]) from error
-  if values.help:
-    print(__doc__ + values.get_help())
+  if not command_line.read(values, argv, __doc__):
     return None
-  if rest:
-    raise UsageError(
-        f"there must be flags only: got {rest[0]}. Write --flag=value.")
   _check_contenders(values.contenders, values.here)
-  _check_writable(values.json)
+  command_line.check_writable("json", values.json)
   return Options(
       settings=_settings(values), contenders=tuple(values.contenders),
       repetitions=values.repetitions, threads=values.threads, json=values.json,
@@ -351,35 +339,27 @@ def _check_contenders(names: Sequence[str], here: bool) -> None:
                      f"{','.join(names)}.")
 
 
-def _check_writable(path: Optional[str]) -> None:
-  """Finds out before the runs, and not after."""
-  if path is not None:
-    try:
-      with open(path, "a", encoding="utf-8"):
-        pass
-    except OSError as error:
-      raise UsageError("`--json` must be a file that can be written to: got "
-                       f"{path} ({error.strerror}).") from error
+def benchmark(options: Options) -> int:
+  """Does what the options say; returns the exit status of the process."""
+  if options.here:
+    print(json.dumps(measure(options.contenders[0], options.settings[0],
+                             options.threads)))
+    return 0
+  machine = describe_machine(options.threads)
+  run_all(options, functools.partial(save_json, options, machine))
+  print(legend(options, machine))
+  return 0
 
 
 def main(argv: Sequence[str]) -> int:
   """Runs the command line `argv` and returns the exit status of the process."""
   tf.disable_v2_behavior()
-  try:
+
+  def action():
     options = parse(argv)
-    if options is None:
-      return 0
-    if options.here:
-      print(json.dumps(measure(options.contenders[0], options.settings[0],
-                               options.threads)))
-      return 0
-    machine = describe_machine(options.threads)
-    run_all(options, functools.partial(save_json, options, machine))
-  except UsageError as error:
-    print(f"{pathlib.Path(argv[0]).name}: {error}", file=sys.stderr)
-    return 2
-  print(legend(options, machine))
-  return 0
+    return 0 if options is None else benchmark(options)
+
+  return command_line.ended(argv, action)
 
 
 if __name__ == "__main__":

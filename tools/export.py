@@ -33,15 +33,16 @@ from tools import startup
 startup.load_tensorflow()
 
 import tensorflow.compat.v1 as tf
+from tools import command_line
 from tools import datasets
-from tools import evaluate
 from tools import logdirs
+from tools import run_flags
 from tools import training_graph
 from tools import training_options
 import towers
 
 Run = training_options.Run
-UsageError = training_options.UsageError
+UsageError = command_line.UsageError
 
 PREDICT = pathlib.Path(__file__).with_name("predict.py")
 
@@ -52,22 +53,19 @@ TOLERANCES = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 1e-1}
 # How many images are tried: none of 2, 3 and 4 towers divides them.
 IMAGES = 5
 
-FLAGS = flags.FlagValues()
-flags.DEFINE_string(
-    "logdir", None, "Directory of the run, as train.py printed it.",
-    flag_values=FLAGS)
-flags.DEFINE_string(
-    "export_dir", None, "Directory to write, which must not exist or be empty, "
-    "such as /models/resnet20/1.", flag_values=FLAGS)
-flags.DEFINE_string(
-    "frozen_graph", None, "File to write, besides, with a frozen GraphDef.",
-    flag_values=FLAGS)
-flags.DEFINE_bool(
-    "best", False, "Takes the checkpoint with the best score of the run, in "
-    "place of the last one.", flag_values=FLAGS)
-flags.DEFINE_string(
-    "checkpoint", None, "Prefix of another checkpoint of the same model, in "
-    "place of the last one in --logdir.", flag_values=FLAGS)
+
+def _flags() -> flags.FlagValues:
+  """Returns the flags, with their defaults."""
+  values = command_line.flag_values()
+  run_flags.define_logdir(values)
+  run_flags.define_checkpoint(values)
+  flags.DEFINE_string(
+      "export_dir", None, "Directory to write, which must not exist or be "
+      "empty, such as /models/resnet20/1.", flag_values=values)
+  flags.DEFINE_string(
+      "frozen_graph", None, "File to write, besides, with a frozen GraphDef.",
+      flag_values=values)
+  return values
 
 
 class Difference(NamedTuple):
@@ -81,7 +79,6 @@ def serving_fn(run: Run) -> Callable[[tf.Tensor], Dict[str, tf.Tensor]]:
 
   Its argument are images of shape `[B, H, W, C]`, in the units of the files.
   """
-  # pylint: disable-next=protected-access
   network = training_graph.network_of(run.options, run)
   mean, deviation = (np.array(values, np.float32)
                      for values in (run.mean, run.deviation))
@@ -193,30 +190,28 @@ def compare(run: Run, checkpoint: str, exported: Any,
   return found
 
 
-def export() -> int:
-  """Does what the flags say; returns the exit status.
+def export(values: flags.FlagValues) -> int:
+  """Does what the flags say; returns the exit status of the process.
 
   Raises:
     UsageError: If they, or the files, do not fit.
     ValueError: If the library says so.
   """
-  for name in ("logdir", "export_dir"):
-    if not FLAGS[name].value:
-      raise UsageError(f"`--{name}` must be given: got none.")
-  run = training_options.load_run(FLAGS.logdir)
-  checkpoint = evaluate.checkpoint_of(
-      FLAGS.logdir, FLAGS.best, FLAGS.checkpoint)
-  if FLAGS.frozen_graph and os.path.exists(FLAGS.frozen_graph):
+  run = run_flags.run(values)
+  if not values.export_dir:
+    raise UsageError("`--export_dir` must be given: got none.")
+  checkpoint = run_flags.checkpoint(values)
+  if values.frozen_graph and os.path.exists(values.frozen_graph):
     raise UsageError("`--frozen_graph` must not exist: got "
-                     f"{FLAGS.frozen_graph}. Give another, or remove it.")
+                     f"{values.frozen_graph}. Give another, or remove it.")
   exported = towers.export.saved_model(
-      serving_fn(run), checkpoint, FLAGS.export_dir, inputs(run))
+      serving_fn(run), checkpoint, values.export_dir, inputs(run))
   print(f"checkpoint: {checkpoint}\nWrote {exported.path}: "
         f"{', '.join(exported.outputs)} of {', '.join(exported.inputs)}.")
   frozen = None
-  if FLAGS.frozen_graph:
+  if values.frozen_graph:
     frozen = towers.export.frozen_graph(
-        serving_fn(run), checkpoint, FLAGS.frozen_graph, inputs(run))
+        serving_fn(run), checkpoint, values.frozen_graph, inputs(run))
     print(f"Wrote {frozen.path}: feed {', '.join(frozen.inputs.values())}, "
           f"fetch {', '.join(frozen.outputs.values())}.")
   found = compare(run, checkpoint, exported, frozen)
@@ -224,7 +219,7 @@ def export() -> int:
   print(f"largest difference in another process: {found.value:.1e} "
         f"({found.output})")
   if found.value > limit:
-    print(f"export: the exported model must agree with that of the run to "
+    print(f"export.py: the exported model must agree with that of the run to "
           f"{limit:.0e}: got {found.value:.1e} in {found.output}. Do not use "
           f"{exported.path}.", file=sys.stderr)
     return 1
@@ -232,20 +227,17 @@ def export() -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-  """Runs the tool; returns its exit status."""
-  try:
-    rest = FLAGS(argv)[1:]
-    if rest:
-      raise UsageError(f"`{rest[0]}` is no flag. See --help.")
-    return export()
-  except (flags.Error, UsageError, ValueError, TypeError) as error:
-    print(f"export: {' '.join(str(error).split())}", file=sys.stderr)
-    return 2
+  """Runs the command line `argv` and returns the exit status of the process."""
+  tf.disable_v2_behavior()
+
+  def action(values):
+    try:
+      return export(values)
+    except (ValueError, TypeError) as error:  # The library's own texts.
+      raise UsageError(" ".join(str(error).split())) from error
+
+  return command_line.main(argv, _flags(), text=__doc__, action=action)
 
 
 if __name__ == "__main__":
-  tf.disable_v2_behavior()
-  if "--help" in sys.argv or "-h" in sys.argv:
-    print(__doc__ + FLAGS.main_module_help())
-    sys.exit(0)
   sys.exit(main(sys.argv))

@@ -43,8 +43,9 @@ import numpy as np
 from tensorflow.core.protobuf import saved_model_pb2
 import tensorflow.compat.v1 as tf
 
+from tools import command_line
 from tools import synced_layers
-from tools import training
+from tools import tasks
 import towers
 
 _NUM_CLASSES = 10
@@ -62,12 +63,12 @@ class Inspected(NamedTuple):
 def make_flags() -> flags.FlagValues:
   """Returns the flags, with their defaults."""
   # Flags of its own, so that scripts can be imported side by side.
-  values = flags.FlagValues()
+  values = command_line.flag_values()
   text = functools.partial(flags.DEFINE_string, flag_values=values)
   count = functools.partial(
       flags.DEFINE_integer, lower_bound=1, flag_values=values)
   text("model", None,
-       f"One of {', '.join(training.MODELS)}; or a function as FILE.py:NAME, "
+       f"One of {', '.join(tasks.CLASSIFIERS)}; or a function as FILE.py:NAME, "
        "which returns a loss, or a dict with \"loss\".")
   text("graph", None, "File with a graph, instead of --model.")
   count("num_towers", None,
@@ -97,8 +98,6 @@ def make_flags() -> flags.FlagValues:
        "them to: .png, .svg or .pdf. Needs matplotlib.")
   flags.DEFINE_boolean("check", False, "Whether findings make the status 1.",
                        flag_values=values)
-  flags.DEFINE_boolean("help", False, "Shows this text.", short_name="h",
-                       flag_values=values)
   return values
 
 
@@ -120,7 +119,7 @@ def build(values: flags.FlagValues) -> Inspected:
       # wants the traceback.
       if not str(error).startswith("`"):
         raise
-      raise training.UsageError(_first_line(error)) from error
+      raise command_line.UsageError(command_line.first_line(error)) from error
     train_op = None
     if built.loss is not None:
       with tf.device("/cpu:0"):
@@ -138,13 +137,13 @@ def _model(values: flags.FlagValues) -> Any:
       inputs = synced_layers.placeholders(
           synced_layers.split_list(values.inputs))
     except ValueError as error:
-      raise training.UsageError(_first_line(error)) from error
+      raise command_line.UsageError(command_line.first_line(error)) from error
     return function, tuple(inputs) or None
-  if values.model not in training.MODELS:
-    raise training.UsageError(
-        f"`--model` must be one of {', '.join(training.MODELS)}, or a function "
-        f"as FILE.py:NAME: got {values.model}.")
-  network = training.MODELS[values.model]
+  if values.model not in tasks.CLASSIFIERS:
+    raise command_line.UsageError(
+        f"`--model` must be one of {', '.join(tasks.CLASSIFIERS)}, or a "
+        f"function as FILE.py:NAME: got {values.model}.")
+  network = tasks.CLASSIFIERS[values.model]
   size = values.image_size
   images = tf.placeholder(
       tf.float32, [values.batch_size, size, size, 3], name="images")
@@ -183,18 +182,18 @@ def read(path: str, train_op: Optional[str] = None) -> Inspected:
       graph = text_format.Parse(
           pathlib.Path(path).read_text(encoding="utf-8"), tf.GraphDef())
     else:
-      raise training.UsageError(
+      raise command_line.UsageError(
           "`--graph` must be a file ending in .pb, .pbtxt or .meta, or with "
           f"{_EVENT_FILE} in its name: got {path}.")
   except (OSError, UnicodeDecodeError, message.DecodeError,
           text_format.ParseError, tf.errors.OpError) as error:
-    raise training.UsageError(
-        f"`--graph` must be a file that can be read: got {path} "
-        f"({getattr(error, 'strerror', None) or _first_line(error)}).") from (
-            error)
+    text = getattr(error, "strerror", None) or command_line.first_line(error)
+    raise command_line.UsageError(
+        f"`--graph` must be a file that can be read: got {path} ({text})."
+    ) from error
   definition = graph.graph_def if isinstance(graph, tf.MetaGraphDef) else graph
   if not definition.node:
-    raise training.UsageError(
+    raise command_line.UsageError(
         f"`--graph` must be a file with a graph: there is no op in {path}.")
   return Inspected(graph, train_op)
 
@@ -240,9 +239,10 @@ def trace(inspected: Inspected,
       # A long account of where ops were made may come first.
       cause = re.split(r"^Node: .*\n(?:.* root error\(s\) found.*\n)?",
                        error.message, flags=re.MULTILINE)[-1]
-      raise training.UsageError(
+      raise command_line.UsageError(
           "`--trace` must be given with a model that can make a step on random "
-          f"numbers: got an error ({_first_line(cause)}).") from error
+          f"numbers: got an error ({command_line.first_line(cause)})."
+      ) from error
   return metadata
 
 
@@ -253,7 +253,7 @@ def _random_value(x: tf.Tensor, rows: int) -> np.ndarray:
     shape[0] = rows
   if None in shape or not (x.dtype.is_floating or x.dtype.is_integer
                            or x.dtype.is_bool):
-    raise training.UsageError(
+    raise command_line.UsageError(
         "`--trace` must be given with inputs that are numbers, of known shape "
         f"but for the rows: got {x.dtype.name} of shape {x.shape}.")
   if x.dtype.is_floating:
@@ -269,21 +269,21 @@ def run(values: flags.FlagValues) -> Any:
     UsageError: If the flags do not fit, or a file cannot be read or written.
   """
   if (values.model is None) == (values.graph is None):
-    raise training.UsageError(
+    raise command_line.UsageError(
         "`--model` or `--graph` must be given, and not both: got "
         f"--model={values.model} and --graph={values.graph}.")
   if values.devices is not None and values.num_towers is not None:
-    raise training.UsageError(
+    raise command_line.UsageError(
         "`--num_towers` and `--devices` must not both be given: got "
         f"{values.num_towers} and {','.join(values.devices)}.")
   if values.trace and None in (values.logdir, values.model):
-    raise training.UsageError(
+    raise command_line.UsageError(
         "`--trace` must be given with --model and --logdir: got "
         f"--model={values.model} and --logdir={values.logdir}.")
   if values.graph is not None:
     inspected = read(values.graph, values.train_op)
   elif values.train_op is not None:
-    raise training.UsageError(
+    raise command_line.UsageError(
         f"`--train_op` must be given with `--graph` only: got "
         f"{values.train_op}. With `--model` it is known.")
   else:
@@ -303,39 +303,24 @@ def run(values: flags.FlagValues) -> Any:
           inspected.graph, values.logdir, run_metadata=metadata,
           tower_pattern=values.tower_pattern)
   except (ImportError, ValueError) as error:
-    raise training.UsageError(_first_line(error)) from error
+    raise command_line.UsageError(command_line.first_line(error)) from error
   except (OSError, tf.errors.OpError) as error:
-    raise training.UsageError(
+    raise command_line.UsageError(
         "`--json`, `--picture` and `--logdir` must name what can be written: "
-        f"{_first_line(error)}.") from error
+        f"{command_line.first_line(error)}.") from error
   return report
-
-
-def _first_line(error: Exception) -> str:
-  return str(error).strip().partition("\n")[0]
 
 
 def main(argv: Sequence[str]) -> int:
   """Runs the command line `argv` and returns the exit status of the process."""
   tf.disable_v2_behavior()
-  values = make_flags()
-  try:
-    try:
-      rest = values(argv)[1:]
-    except flags.Error as error:
-      raise training.UsageError(_first_line(error)) from error
-    if values.help:
-      print(__doc__ + values.get_help())
-      return 0
-    if rest:
-      raise training.UsageError(
-          f"there must be flags only: got {rest[0]}. Write --flag=value.")
+
+  def action(values):
     report = run(values)
-  except training.UsageError as error:
-    print(f"{pathlib.Path(argv[0]).name}: {error}", file=sys.stderr)
-    return 2
-  print(report, end="")
-  return 1 if values.check and report.findings else 0
+    print(report, end="")
+    return 1 if values.check and report.findings else 0
+
+  return command_line.main(argv, make_flags(), text=__doc__, action=action)
 
 
 if __name__ == "__main__":

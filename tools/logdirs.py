@@ -20,10 +20,11 @@ from typing import Iterator, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf
 
+from tools import command_line
 from tools import training_options
 import towers
 
-UsageError = training_options.UsageError
+UsageError = command_line.UsageError
 
 NAME = "model.ckpt"
 
@@ -58,8 +59,9 @@ def writing(logdir: str) -> Iterator[None]:
           IndexError) as error:  # TensorFlow's C++ raises the last three.
     raise UsageError(
         "`--logdir` must have room and stay writable: could not write to "
-        f"{logdir} ({first_line(error)}). What was saved before is whole; to "
-        "continue from there, make room and give the same flags.") from error
+        f"{logdir} ({command_line.first_line(error)}). What was saved before "
+        "is whole; to continue from there, make room and give the same flags."
+    ) from error
 
 
 @contextlib.contextmanager
@@ -104,18 +106,28 @@ def latest(logdir: str) -> Optional[str]:
   """Returns the prefix of the last checkpoint; None if there is none.
 
   Raises:
-    UsageError: If it is named but not there, or cannot be read.
+    UsageError: If it is not there, or not whole. Names the last one that is.
   """
   state = pathlib.Path(logdir, "checkpoint")
+  if not state.exists():
+    return None
   try:
     path = tf.train.latest_checkpoint(logdir)
   except ValueError:  # It is no text.
     path = None
-  if path is None and state.exists():
-    raise UsageError(
-        f"`--logdir` must hold the checkpoint that {state} names: its files "
-        f"are not there, or that file is damaged.{_last_good(logdir)}")
-  return path
+  good = towers.checkpoints.latest_good(logdir)
+  if path is not None and path == good:
+    return path
+  what = f"the one that {state} names is not there" if path is None else (
+      f"{path} is damaged")
+  if good is None:
+    advice = "No other is good; give another `--logdir`."
+  else:
+    line = f'model_checkpoint_path: "{os.path.basename(good)}"'
+    advice = (f"The last good one there is {good}; to go on from it, let the "
+              f"file {state} hold the line {line}")
+  raise UsageError("`--logdir` must hold a last checkpoint that can be read: "
+                   f"{what}. {advice}")
 
 
 def restore(session: tf.Session, saver: tf.train.Saver, path: str) -> None:
@@ -133,49 +145,31 @@ def restore_model(session: tf.Session, path: str) -> None:
   Raises:
     UsageError: If the checkpoint cannot be read or lacks a variable.
   """
-  _restore(session, tf.train.Saver(), path, complete=False)
+  _restore(session, towers.checkpoints.Saver(), path, complete=False)
 
 
 def _restore(session: tf.Session, saver: tf.train.Saver, path: str, *,
              complete: bool) -> None:
   try:
     saved = dict(tf.train.list_variables(path))
+    built = {variable.op.name: variable.shape.as_list()
+             for variable in tf.global_variables()}
+    names = saved.keys() | built.keys() if complete else built.keys()
+    different = sorted(name for name in names
+                       if saved.get(name) != built.get(name))
+    if not different:
+      saver.restore(session, path)
+      return
   except (tf.errors.OpError, ValueError) as error:
-    raise _unreadable(path, error) from error
-  built = {variable.op.name: variable.shape.as_list()
-           for variable in tf.global_variables()}
-  names = saved.keys() | built.keys() if complete else built.keys()
-  different = sorted(name for name in names
-                     if saved.get(name) != built.get(name))
-  if different:
-    name = different[0]
-    raise UsageError(
-        "`--logdir` must hold a checkpoint of the same model, dataset and "
-        f"optimizer: {path} differs in {len(different)} variables, such as "
-        f"{name} (shape {saved.get(name, 'none')} there, "
-        f"{built.get(name, 'none')} here). Give the flags that it was trained "
-        "with, or another `--logdir`.")
-  try:
-    saver.restore(session, path)
-  except (tf.errors.OpError, ValueError) as error:
-    raise _unreadable(path, error) from error
-
-
-def _unreadable(path: str, error: Exception) -> UsageError:
-  logdir = os.path.dirname(path)
-  return UsageError(
-      f"`--logdir` must hold checkpoints that can be read: got {path} "
-      f"({first_line(error)}).{_last_good(logdir)}")
-
-
-def _last_good(logdir: str) -> str:
-  """Returns what to do where the last checkpoint is damaged."""
-  good = towers.checkpoints.latest_good(logdir)
-  if good is None:
-    return " Give another `--logdir`."
-  line = f'model_checkpoint_path: "{os.path.basename(good)}"'
-  return (f" The last good one there is {good}; to go on from it, let the file "
-          f"{logdir}/checkpoint hold the line {line}")
+    raise UsageError(f"{path} must be a checkpoint that can be read: "
+                     f"{command_line.first_line(error)}") from error
+  name = different[0]
+  raise UsageError(
+      "`--logdir` must hold a checkpoint of the same model, dataset and "
+      f"optimizer: {path} differs in {len(different)} variables, such as "
+      f"{name} (shape {saved.get(name, 'none')} there, "
+      f"{built.get(name, 'none')} here). Give the flags that it was trained "
+      "with, or another `--logdir`.")
 
 
 class Best(NamedTuple):
@@ -203,8 +197,3 @@ def write_best(best: Best, session: tf.Session, saver: tf.train.Saver,
   temporary = folder / "score.tmp"
   temporary.write_text(json.dumps(best._asdict()) + "\n", encoding="utf-8")
   os.replace(temporary, folder / "score.json")
-
-
-def first_line(error: Exception) -> str:
-  """Returns what an error says, without what TensorFlow adds below."""
-  return str(error).strip().partition("\n")[0]

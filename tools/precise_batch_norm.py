@@ -14,11 +14,9 @@ augmentation. In how many towers they run makes no difference but of float
 rounding, unless the run was trained with --nosync_batch_norm.
 """
 
-import dataclasses
-import functools
 import pathlib
 import sys
-from typing import List, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 # The checkout's `models` and `tools` are not installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -30,14 +28,16 @@ startup.load_tensorflow()
 from absl import flags
 import tensorflow.compat.v1 as tf
 
+from tools import command_line
 from tools import logdirs
+from tools import run_flags
 from tools import tasks
 from tools import training
 from tools import training_graph
 from tools import training_options
 import towers
 
-UsageError = training_options.UsageError
+UsageError = command_line.UsageError
 
 FOLDER = "precise"
 
@@ -59,19 +59,11 @@ class Result(NamedTuple):
 
 def _flags() -> flags.FlagValues:
   """Returns the flags, with their defaults."""
-  values = flags.FlagValues()
-  text = functools.partial(flags.DEFINE_string, flag_values=values)
-  count = functools.partial(
-      flags.DEFINE_integer, lower_bound=1, flag_values=values)
-  text("logdir", None, "Directory of the run, as train.py printed it.")
-  count("num_batches", 100, "Number of batches of training images.")
-  text("data_dir", None, "Where the files of the data set are now. Default: "
-       "where they were in training.")
-  count("num_towers", None, "Number of towers, on the first GPUs or, without "
-        "GPUs, on as many logical CPU devices; 2 unless --devices is given.")
-  flags.DEFINE_list("devices", None, "One device per tower, such as "
-                    "/gpu:0,/gpu:1.", flag_values=values)
-  flags.DEFINE_boolean("help", False, "Shows this text.", short_name="h",
+  values = command_line.flag_values()
+  run_flags.define_logdir(values)
+  run_flags.define_towers(values)
+  flags.DEFINE_integer("num_batches", 100,
+                       "Number of batches of training images.", lower_bound=1,
                        flag_values=values)
   return values
 
@@ -87,10 +79,7 @@ def estimate(options: training_options.Options, num_batches: int) -> Result:
     UsageError: If data, devices or checkpoint do not fit, the model has no
       batch norm, or the checkpoint cannot be written.
   """
-  path = logdirs.latest(options.logdir)
-  if path is None:
-    raise UsageError("`--logdir` must hold a checkpoint: found none in "
-                     f"{options.logdir}. Train first.")
+  path = run_flags.last_checkpoint(options.logdir)
   data = training.load_data(options)
   with tf.Graph().as_default():
     graph = training_graph.build(options, data)
@@ -120,31 +109,9 @@ def estimate(options: training_options.Options, num_batches: int) -> Result:
   return Result(written, estimator.names, before, after)
 
 
-def main(argv: Sequence[str]) -> int:
-  """Runs the command line `argv` and returns the exit status of the process."""
-  tf.disable_v2_behavior()
-  values = _flags()
-  try:
-    rest: List[str] = values(argv)[1:]
-    if values.help:
-      print(__doc__ + values.get_help())
-      return 0
-    if rest:
-      raise UsageError(f"there must be flags only: got {rest[0]}. Write "
-                       "--flag=value.")
-    if values.logdir is None:
-      raise UsageError("`--logdir` must be given: the directory of a run.")
-    run = training_options.load_run(values.logdir)
-    changes = {} if values.data_dir is None else {"data_dir": values.data_dir}
-    options = dataclasses.replace(
-        run.options, logdir=values.logdir, num_towers=values.num_towers,
-        devices=values.devices, summarize_images=0, **changes)
-    training_options.check_devices(options)
-    result = estimate(options, values.num_batches)
-  except (UsageError, flags.Error) as error:
-    text = str(error).partition("\n")[0]
-    print(f"{pathlib.Path(argv[0]).name}: {text}", file=sys.stderr)
-    return 2
+def run(values: flags.FlagValues) -> int:
+  """Does what the flags say; returns the exit status of the process."""
+  result = estimate(run_flags.options(values), values.num_batches)
   before, after = result.before, result.after
   print(f"estimated {len(result.names)} moving statistics over "
         f"{values.num_batches} batches")
@@ -152,6 +119,12 @@ def main(argv: Sequence[str]) -> int:
   print(f"test {after.name}: {after.value:.4f}")
   print(f"checkpoint: {result.checkpoint}")
   return 0
+
+
+def main(argv: Sequence[str]) -> int:
+  """Runs the command line `argv` and returns the exit status of the process."""
+  tf.disable_v2_behavior()
+  return command_line.main(argv, _flags(), text=__doc__, action=run)
 
 
 if __name__ == "__main__":

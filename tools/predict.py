@@ -10,9 +10,10 @@ the signature (those of a frozen graph by the names of its tensors). Neither
 `towers` nor the model's code is loaded, as in a server.
 """
 
+import functools
 import pathlib
 import sys
-from typing import Dict, List, Sequence
+from typing import Dict, Sequence
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
@@ -26,20 +27,23 @@ startup.load_tensorflow()
 
 import tensorflow as tf
 
-FLAGS = flags.FlagValues()
-flags.DEFINE_string(
-    "saved_model", None, "Directory of the model.", flag_values=FLAGS)
-flags.DEFINE_string(
-    "frozen_graph", None, "File of a frozen graph, besides or in place of "
-    "--saved_model.", flag_values=FLAGS)
-flags.DEFINE_string(
-    "input", "serving_default_images:0", "Name of the tensor to feed; for "
-    "--frozen_graph.", flag_values=FLAGS)
-flags.DEFINE_list(
-    "fetch", [], "Names of the tensors to fetch; for --frozen_graph.",
-    flag_values=FLAGS)
-flags.DEFINE_string("images", None, "File with the images.", flag_values=FLAGS)
-flags.DEFINE_string("output", None, "File to write.", flag_values=FLAGS)
+from tools import command_line
+
+
+def _flags() -> flags.FlagValues:
+  """Returns the flags, with their defaults."""
+  values = command_line.flag_values()
+  text = functools.partial(flags.DEFINE_string, flag_values=values)
+  text("saved_model", None, "Directory of the model.")
+  text("frozen_graph", None, "File of a frozen graph, besides or in place of "
+       "--saved_model.")
+  text("input", "serving_default_images:0", "Name of the tensor to feed; for "
+       "--frozen_graph.")
+  flags.DEFINE_list("fetch", [], "Names of the tensors to fetch; for "
+                    "--frozen_graph.", flag_values=values)
+  text("images", None, "File with the images.")
+  text("output", None, "File to write.")
+  return values
 
 
 def of_saved_model(directory: str, images: np.ndarray) -> Dict[str, np.ndarray]:
@@ -85,54 +89,51 @@ def of_frozen_graph(path: str, images: np.ndarray, feed: str,
         f"{', '.join(fetches)}: got {path} ({error}).") from error
 
 
-def predict() -> str:
+def predict(values: flags.FlagValues) -> str:
   """Does what the flags say; returns a line that tells so.
 
   Raises:
     ValueError: If they do not fit.
   """
-  if not FLAGS.images or not FLAGS.output:
+  if not values.images or not values.output:
     raise ValueError("`--images` and `--output` must be given: got "
-                     f"{FLAGS.images} and {FLAGS.output}.")
-  if not FLAGS.saved_model and not FLAGS.frozen_graph:
+                     f"{values.images} and {values.output}.")
+  if not values.saved_model and not values.frozen_graph:
     raise ValueError("`--saved_model` or `--frozen_graph` must be given: got "
-                     f"{FLAGS.saved_model} and {FLAGS.frozen_graph}.")
+                     f"{values.saved_model} and {values.frozen_graph}.")
   try:
-    images = np.load(FLAGS.images)
+    images = np.load(values.images)
   except (OSError, ValueError) as error:
     raise ValueError("`--images` must be a file as `numpy.save` writes it: got "
-                     f"{FLAGS.images} ({error}).") from error
+                     f"{values.images} ({error}).") from error
   outputs = {}
-  if FLAGS.saved_model:
-    outputs.update(of_saved_model(FLAGS.saved_model, images))
-  if FLAGS.frozen_graph:
-    outputs.update(of_frozen_graph(FLAGS.frozen_graph, images, FLAGS.input,
-                                   FLAGS.fetch))
+  if values.saved_model:
+    outputs.update(of_saved_model(values.saved_model, images))
+  if values.frozen_graph:
+    outputs.update(of_frozen_graph(values.frozen_graph, images, values.input,
+                                   values.fetch))
   try:
-    with open(FLAGS.output, "wb") as file:
+    with open(values.output, "wb") as file:
       np.savez(file, **outputs)
   except OSError as error:
     raise ValueError("`--output` must be a file that can be written: got "
-                     f"{FLAGS.output} ({error.strerror}).") from error
+                     f"{values.output} ({error.strerror}).") from error
   shapes = ", ".join(f"{key} {list(x.shape)}" for key, x in outputs.items())
-  return f"Wrote {FLAGS.output}: {shapes}."
+  return f"Wrote {values.output}: {shapes}."
 
 
 def main(argv: Sequence[str]) -> int:
-  """Runs the tool; returns its exit status."""
-  try:
-    rest: List[str] = FLAGS(argv)[1:]
-    if rest:
-      raise ValueError(f"`{rest[0]}` is no flag. See --help.")
-    print(predict())
-  except (flags.Error, ValueError) as error:
-    print(f"predict: {' '.join(str(error).split())}", file=sys.stderr)
-    return 2
-  return 0
+  """Runs the command line `argv` and returns the exit status of the process."""
+
+  def action(values):
+    try:
+      print(predict(values))
+    except ValueError as error:
+      raise command_line.UsageError(" ".join(str(error).split())) from error
+    return 0
+
+  return command_line.main(argv, _flags(), text=__doc__, action=action)
 
 
 if __name__ == "__main__":
-  if "--help" in sys.argv or "-h" in sys.argv:
-    print(__doc__ + FLAGS.main_module_help())
-    sys.exit(0)
   sys.exit(main(sys.argv))

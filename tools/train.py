@@ -48,6 +48,7 @@ startup.load_tensorflow()
 from absl import flags
 import tensorflow.compat.v1 as tf
 
+from tools import command_line
 from tools import datasets
 from tools import schedules
 from tools import tasks
@@ -57,8 +58,7 @@ from tools import training_options
 
 def _flags() -> flags.FlagValues:
   """Returns the flags, with their defaults."""
-  # Flags of its own, so that scripts can be imported side by side.
-  values = flags.FlagValues()
+  values = command_line.flag_values()
   text = functools.partial(flags.DEFINE_string, flag_values=values)
   names = functools.partial(flags.DEFINE_list, flag_values=values)
   choice = functools.partial(flags.DEFINE_enum, flag_values=values)
@@ -68,7 +68,7 @@ def _flags() -> flags.FlagValues:
   count = functools.partial(
       flags.DEFINE_integer, lower_bound=1, flag_values=values)
   rates = ", ".join(f"{rate} for {name}"
-                    for name, (_, rate) in training.OPTIMIZERS.items())
+                    for name, (_, rate) in training_options.OPTIMIZERS.items())
   sizes = ", ".join(f"{task.batch_size} for {kind}"
                     for kind, task in tasks.TASKS.items())
 
@@ -123,7 +123,7 @@ def _flags() -> flags.FlagValues:
          "batch size: do NOT multiply it by the number of towers. When you "
          "change the batch size, change it too, by about the same factor (not "
          f"for adam). Default: {rates}. alexnet needs about a tenth of that.")
-  choice("optimizer", defaults.optimizer, list(training.OPTIMIZERS),
+  choice("optimizer", defaults.optimizer, list(training_options.OPTIMIZERS),
          "momentum (of 0.9), adam or sgd.")
   choice("schedule", defaults.schedule, list(schedules.SCHEDULES),
          "How the learning rate falls. cosine and linear: to 0. steps: to a "
@@ -176,7 +176,6 @@ def _flags() -> flags.FlagValues:
         "Batches of which to write Chrome traces into the folder traces of "
         "--logdir, counted from 1, such as 10,20: what ran when in each tower. "
         "Open them in chrome://tracing.")
-  switch("help", False, "Shows this text.", short_name="h")
   return values
 
 
@@ -187,16 +186,8 @@ def parse(argv: Sequence[str]) -> Optional[training.Options]:
     training.UsageError: If a flag is unknown or has a bad value.
   """
   values = _flags()
-  try:
-    rest = values(argv)[1:]
-  except flags.Error as error:
-    raise training.UsageError(str(error).partition("\n")[0]) from error
-  if values.help:
-    print(__doc__ + values.get_help())
+  if not command_line.read(values, argv, __doc__):
     return None
-  if rest:
-    raise training.UsageError(
-        f"there must be flags only: got {rest[0]}. Write --flag=value.")
   options = training.Options(**{
       field.name: values[field.name].value
       for field in dataclasses.fields(training.Options)})
@@ -236,17 +227,9 @@ def _trace_steps(texts: Sequence[str]) -> Sequence[int]:
   return steps
 
 
-def main(argv: Sequence[str]) -> int:
-  """Runs the command line `argv` and returns the exit status of the process."""
-  tf.disable_v2_behavior()
-  try:
-    options = parse(argv)
-    if options is None:
-      return 0
-    result = training.run(options)
-  except training.UsageError as error:
-    print(f"{pathlib.Path(argv[0]).name}: {error}", file=sys.stderr)
-    return 2
+def train(options: training.Options) -> int:
+  """Does what the options say; returns the exit status of the process."""
+  result = training.run(options)
   if result.score is None:
     print(f"Interrupted: saved step {result.step}. To continue, give the same "
           f"flags and --logdir={result.logdir}", file=sys.stderr)
@@ -262,6 +245,17 @@ def main(argv: Sequence[str]) -> int:
           f"{result.best.step}")
   print(f"test {result.score.name}: {result.score.value:.4f}")
   return 0
+
+
+def main(argv: Sequence[str]) -> int:
+  """Runs the command line `argv` and returns the exit status of the process."""
+  tf.disable_v2_behavior()
+
+  def action():
+    options = parse(argv)
+    return 0 if options is None else train(options)
+
+  return command_line.ended(argv, action)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 import tqdm
 
+from tools import command_line
 from tools import datasets
 from tools import logdirs
 from tools import pictures
@@ -18,8 +19,6 @@ from tools import training_graph
 from tools import training_options
 import towers
 
-MODELS = tasks.CLASSIFIERS
-OPTIMIZERS = training_options.OPTIMIZERS
 Options = training_options.Options
 UsageError = training_options.UsageError
 
@@ -74,10 +73,10 @@ class Trainer:
                options: Options):
     """Prepares savers and hooks; `options.logdir` must be there."""
     self._graph, self._data, self._options = graph, data, options
-    self._saver = tf.train.Saver(save_relative_paths=True)
-    self._best_saver = tf.train.Saver(save_relative_paths=True, max_to_keep=1)
+    self._saver = towers.checkpoints.Saver(save_relative_paths=True)
+    self._best_saver = towers.checkpoints.Saver(
+        save_relative_paths=True, max_to_keep=1)
     self._best = logdirs.read_best(options.logdir)
-    self._saved_step: Optional[int] = None
     self._throughput = towers.hooks.ThroughputHook(
         tf.reduce_sum(graph.weights),
         log_steps=options.log_every * options.accumulate_steps)
@@ -136,7 +135,6 @@ class Trainer:
     """
     options = self._options
     step, score, confusion = self.step, None, None
-    self._saved_step = step if step else None
     self._start(step)
     with logdirs.event_writer(options.logdir, step) as self._writer, \
         catch_interrupt() as interrupted, tqdm.tqdm(
@@ -217,14 +215,11 @@ class Trainer:
     return ", ".join(parts)
 
   def _save(self, step: int) -> None:
-    if step == self._saved_step:
-      return  # Writing over the only good one is not safe.
     with logdirs.writing(self._options.logdir):
       self._saver.save(
           self._quiet_session, str(pathlib.Path(
               self._options.logdir, logdirs.NAME)), step,
           write_meta_graph=False)
-    self._saved_step = step
 
   def _note(self, step: int, score: tasks.Score) -> None:
     """Writes a score for TensorBoard, and keeps the variables if it is best."""
@@ -296,4 +291,4 @@ def load_data(options: Options) -> datasets.Dataset:
     return datasets.load(options.dataset, options.data_dir,
                          image_size=options.image_size)
   except datasets.DatasetError as error:
-    raise UsageError(logdirs.first_line(error)) from error
+    raise UsageError(command_line.first_line(error)) from error

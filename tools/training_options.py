@@ -14,6 +14,7 @@ from typing import NamedTuple, Optional, Sequence, Tuple, Union
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from tools import command_line
 from tools import datasets
 from tools import tasks
 
@@ -26,12 +27,10 @@ OPTIMIZERS = {
 }
 
 
+UsageError = command_line.UsageError
+
 # Types in which a model may compute; variables are float32 in any case.
 PRECISIONS = ("float32", "float16", "bfloat16")
-
-
-class UsageError(Exception):
-  """Something that the user can put right: shown in one line."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,9 +40,9 @@ import tensorflow.compat.v1 as tf
 from models import dcgan
 from models import segmentation
 from models import simclr
+from tools import command_line
 from tools import synced_layers
 from tools import tasks
-from tools import training
 import towers
 
 _NUM_CLASSES = 10
@@ -117,7 +117,7 @@ MODELS: Mapping[str, Callable[[int, int], Checked]] = {
 def make_flags() -> flags.FlagValues:
   """Returns the flags, with their defaults."""
   # Flags of its own, so that scripts can be imported side by side.
-  values = flags.FlagValues()
+  values = command_line.flag_values()
   text = functools.partial(flags.DEFINE_string, flag_values=values)
   count = functools.partial(
       flags.DEFINE_integer, lower_bound=1, flag_values=values)
@@ -155,7 +155,6 @@ def make_flags() -> flags.FlagValues:
   flags.DEFINE_float("tolerance", None, "Largest difference of float32, in "
                      "terms of the largest number of a tensor. Default: 1e-4.",
                      lower_bound=0.0, flag_values=values)
-  switch("help", False, "Shows this text.", short_name="h")
   return values
 
 
@@ -171,23 +170,23 @@ def load_model(values: flags.FlagValues, count: int) -> Checked:
   """
   rows = values.batch_size or 2 * count + 1
   if values.model is None:
-    raise training.UsageError(
+    raise command_line.UsageError(
         f"`--model` must be given: one of {', '.join(MODELS)}, or a function "
         "as FILE.py:NAME.")
   if ":" in values.model:
     try:
       function = synced_layers.load(values.model)
     except ValueError as error:
-      raise training.UsageError(_first_line(error)) from error
+      raise command_line.UsageError(command_line.first_line(error)) from error
     arguments = _arguments(values.arguments)
     return Checked(functools.partial(function, **arguments),
                    _batch(values, rows))
   if values.model not in MODELS:
-    raise training.UsageError(
+    raise command_line.UsageError(
         f"`--model` must be one of {', '.join(MODELS)}, or a function as "
         f"FILE.py:NAME: got {values.model}.")
   if values.inputs or values.data or values.arguments != "{}":
-    raise training.UsageError(
+    raise command_line.UsageError(
         "`--inputs`, `--data` and `--arguments` must be given with a function "
         f"as FILE.py:NAME only: got --model={values.model}.")
   return MODELS[values.model](rows, values.image_size)
@@ -197,7 +196,7 @@ def _arguments(text: str) -> Dict[str, Any]:
   try:
     return dict(**json.loads(text))
   except (TypeError, ValueError) as error:
-    raise training.UsageError(
+    raise command_line.UsageError(
         "`--arguments` must be a JSON object of keyword arguments: got "
         f"{text} ({error}).") from error
 
@@ -205,7 +204,7 @@ def _arguments(text: str) -> Dict[str, Any]:
 def _batch(values: flags.FlagValues, rows: int) -> Optional[Tuple[Any, ...]]:
   """Returns the batch of a function of one's own."""
   if values.data and values.inputs:
-    raise training.UsageError(
+    raise command_line.UsageError(
         "`--inputs` and `--data` must not both be given: got "
         f"{','.join(values.inputs)} and {values.data}.")
   if values.data:
@@ -213,15 +212,15 @@ def _batch(values: flags.FlagValues, rows: int) -> Optional[Tuple[Any, ...]]:
       with np.load(values.data) as arrays:
         return tuple(arrays[name] for name in arrays.files)
     except (OSError, ValueError, AttributeError, TypeError) as error:
-      raise training.UsageError(
+      raise command_line.UsageError(
           "`--data` must be a file of arrays, as np.savez writes it: got "
-          f"{values.data} ({_first_line(error)}).") from error
+          f"{values.data} ({command_line.first_line(error)}).") from error
   with tf.Graph().as_default():
     try:
       tensors = synced_layers.placeholders(
           synced_layers.split_list(values.inputs))
     except ValueError as error:
-      raise training.UsageError(_first_line(error)) from error
+      raise command_line.UsageError(command_line.first_line(error)) from error
     return tuple(_random(x, rows, k) for k, x in enumerate(tensors)) or None
 
 
@@ -231,7 +230,7 @@ def _random(x: tf.Tensor, rows: int, seed: int) -> np.ndarray:
     shape[0] = rows
   if not shape or None in shape or not (
       x.dtype.is_floating or x.dtype.is_integer or x.dtype.is_bool):
-    raise training.UsageError(
+    raise command_line.UsageError(
         "`--inputs` must be numbers, of a shape that is known but for the "
         f"rows: got {x.dtype.name} of shape {x.shape}.")
   rng = np.random.RandomState(seed)
@@ -244,7 +243,7 @@ def _rows(texts: Optional[Sequence[str]]) -> Optional[List[int]]:
   try:
     return None if texts is None else [int(text) for text in texts]
   except ValueError as error:
-    raise training.UsageError(
+    raise command_line.UsageError(
         "`--rows` must be sizes of batches, such as 9,8,1: got "
         f"{','.join(texts)}.") from error
 
@@ -256,7 +255,7 @@ def run(values: flags.FlagValues) -> Any:
     UsageError: If the flags do not fit, or the model fails on one device.
   """
   if values.devices is not None and values.num_towers is not None:
-    raise training.UsageError(
+    raise command_line.UsageError(
         "`--num_towers` and `--devices` must not both be given: got "
         f"{values.num_towers} and {','.join(values.devices)}.")
   devices = values.devices or values.num_towers or 2
@@ -276,34 +275,19 @@ def run(values: flags.FlagValues) -> Any:
     # wants the traceback.
     if not str(error).startswith("`"):
       raise
-    raise training.UsageError(_first_line(error)) from error
-
-
-def _first_line(error: Exception) -> str:
-  return str(error).strip().partition("\n")[0]
+    raise command_line.UsageError(command_line.first_line(error)) from error
 
 
 def main(argv: Sequence[str]) -> int:
   """Runs the command line `argv` and returns the exit status of the process."""
   tf.disable_v2_behavior()
-  values = make_flags()
-  try:
-    try:
-      rest = values(argv)[1:]
-    except flags.Error as error:
-      raise training.UsageError(_first_line(error)) from error
-    if values.help:
-      print(__doc__ + values.get_help())
-      return 0
-    if rest:
-      raise training.UsageError(
-          f"there must be flags only: got {rest[0]}. Write --flag=value.")
+
+  def action(values):
     report = run(values)
-  except training.UsageError as error:
-    print(f"{pathlib.Path(argv[0]).name}: {error}", file=sys.stderr)
-    return 2
-  print(report, end="")
-  return 0 if report.equal else 1
+    print(report, end="")
+    return 0 if report.equal else 1
+
+  return command_line.main(argv, make_flags(), text=__doc__, action=action)
 
 
 if __name__ == "__main__":

@@ -85,6 +85,33 @@ def targets(variables: Any) -> Dict[str, Target]:
       for part in _parts(value))
 
 
+def faults(wanted: Mapping[str, Target],
+           entries: Mapping[str, checkpoint_files.Entry], *,
+           shown: Optional[int] = None) -> str:
+  """Returns what a file lacks for all targets, in words; "" for nothing.
+
+  Args:
+    wanted: The targets by name.
+    entries: What the file has.
+    shown: How many names to tell of each kind; None for all.
+  """
+  missing = [f"`{name}`" for name in wanted if name not in entries]
+  different = [
+      f"`{name}` ({there}, not {here})"
+      for name, target in wanted.items() if name in entries
+      for there, here in [target.difference(entries[name])] if there]
+
+  def text(what, names):
+    listed = ", ".join(names[:shown])
+    more = len(names) - len(names[:shown])
+    return (f"{what} {len(names)} of {len(wanted)}: {listed}" +
+            (f" and {more} more" if more else ""))
+
+  return " and ".join(
+      text(what, names) for what, names in (
+          ("lacks", missing), ("has other shapes in", different)) if names)
+
+
 def anything(names: Iterable[str]) -> Dict[str, Target]:
   """Returns targets of these names that take a tensor of any shape and type."""
   return {name: Target(None, None, False) for name in names}

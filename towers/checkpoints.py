@@ -254,15 +254,7 @@ def _differences(graph: tf.Graph, wanted: Any, path: str) -> str:
       file.value(name)  # Raises if it is damaged.
   with graph.as_default():
     targets = checkpoint_targets.targets(wanted)
-  missing = [f"`{name}`" for name in targets if name not in file.entries]
-  different = [
-      f"`{name}` ({there}, not {here})"
-      for name, target in targets.items() if name in file.entries
-      for there, here in [target.difference(file.entries[name])] if there]
-  return " and ".join(
-      f"{what} {len(found)} of {len(targets)}: {', '.join(found)}"
-      for what, found in (("lacks", missing),
-                          ("has other shapes in", different)) if found)
+  return checkpoint_targets.faults(targets, file.entries)
 
 
 def _read(path: str, names: List[str], specs: List[str]) -> List[tf.Tensor]:

@@ -179,27 +179,14 @@ def _check_empty(directory: str) -> None:
 
 def _check_variables(file: checkpoint_files.File, variables: List[Any]) -> None:
   """Checks that the checkpoint has a value for each variable."""
-  targets = checkpoint_targets.targets(variables)
-  missing = [f"`{name}`" for name in targets if name not in file.entries]
-  different = [
-      f"`{name}` ({there} there, {here} in the model)"
-      for name, target in targets.items() if name in file.entries
-      for there, here in [target.difference(file.entries[name])] if there]
-  faults = [f"{what} {len(names)} of {len(targets)}: {_listed(names)}"
-            for what, names in (("lacks", missing),
-                                ("has other shapes or types in", different))
-            if names]
+  faults = checkpoint_targets.faults(
+      checkpoint_targets.targets(variables), file.entries, shown=_SHOWN)
   if faults:
     raise ValueError(
         "`checkpoint` must hold the variables that the outputs need: "
-        f"{file.path} {', and '.join(faults)}. Build `model_fn` as in "
+        f"{file.path} {faults}. Build `model_fn` as in "
         "training; if only names differ, `towers.checkpoints.write_cleaned` "
         "writes the checkpoint anew.")
-
-
-def _listed(names: List[str]) -> str:
-  more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-  return ", ".join(names[:_SHOWN]) + more
 
 
 @contextlib.contextmanager

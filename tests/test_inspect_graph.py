@@ -59,6 +59,14 @@ class ModelTest(parameterized.TestCase):
     self.assertRegex(
         out, r"(?m)^conv/batch_normalization +towers.batch_norm +\[0, 1, 2\]$")
 
+  @parameterized.parameters("resnet", "alexnet", "unet", "fcn", "simclr",
+                            "dcgan")
+  def test_every_kind_of_model(self, name):
+    status, out, err = run(
+        f"--model={name}", "--num_towers=2", "--batch_size=5", "--check")
+    self.assertEqual((status, err), (0, ""), out)
+    self.assertIn(" 2 towers, 0 findings.", out)
+
   def test_writes_files(self):
     paths = [self.folder / name for name in ("r.json", "r.png", "logs")]
     status, _, err = run("--model=convnet", "--image_size=8",

@@ -26,7 +26,7 @@ import functools
 import pathlib
 import re
 import sys
-from typing import Any, Callable, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple, Optional, Sequence
 
 # The checkout's `models` and `tools` are not installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -44,11 +44,10 @@ from tensorflow.core.protobuf import saved_model_pb2
 import tensorflow.compat.v1 as tf
 
 from tools import command_line
+from tools import examples
 from tools import synced_layers
-from tools import tasks
 import towers
 
-_NUM_CLASSES = 10
 _ROWS_PER_TOWER = 2
 _EVENT_FILE = "tfevents"
 
@@ -68,7 +67,7 @@ def make_flags() -> flags.FlagValues:
   count = functools.partial(
       flags.DEFINE_integer, lower_bound=1, flag_values=values)
   text("model", None,
-       f"One of {', '.join(tasks.CLASSIFIERS)}; or a function as FILE.py:NAME, "
+       f"One of {', '.join(examples.MODELS)}; or a function as FILE.py:NAME, "
        "which returns a loss, or a dict with \"loss\".")
   text("graph", None, "File with a graph, instead of --model.")
   count("num_towers", None,
@@ -139,25 +138,15 @@ def _model(values: flags.FlagValues) -> Any:
     except ValueError as error:
       raise command_line.UsageError(command_line.first_line(error)) from error
     return function, tuple(inputs) or None
-  if values.model not in tasks.CLASSIFIERS:
+  if values.model not in examples.MODELS:
     raise command_line.UsageError(
-        f"`--model` must be one of {', '.join(tasks.CLASSIFIERS)}, or a "
-        f"function as FILE.py:NAME: got {values.model}.")
-  network = tasks.CLASSIFIERS[values.model]
-  size = values.image_size
-  images = tf.placeholder(
-      tf.float32, [values.batch_size, size, size, 3], name="images")
-  labels = tf.placeholder(tf.int64, [values.batch_size], name="labels")
-  return _classifier(network), (images, labels)
-
-
-def _classifier(network: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-  def loss_fn(images, labels):
-    logits = network(images, num_classes=_NUM_CLASSES, training=True)
-    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(
-        labels=labels, logits=logits))
-
-  return loss_fn
+        f"`--model` must be one of {', '.join(examples.MODELS)}, or a function "
+        f"as FILE.py:NAME: got {values.model}.")
+  example = examples.MODELS[values.model](1, values.image_size, False)
+  return example.model_fn, tuple(
+      tf.placeholder(array.dtype, [values.batch_size, *array.shape[1:]],
+                     name=f"input_{k}")
+      for k, array in enumerate(example.inputs))
 
 
 def read(path: str, train_op: Optional[str] = None) -> Inspected:

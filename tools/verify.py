@@ -22,8 +22,7 @@ import functools
 import json
 import pathlib
 import sys
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
-from typing import Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 # The checkout's `models` and `tools` are not installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -37,81 +36,11 @@ from absl import flags
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from models import dcgan
-from models import segmentation
-from models import simclr
 from tools import command_line
+from tools import examples
 from tools import synced_layers
-from tools import tasks
 import towers
 
-_NUM_CLASSES = 10
-_VOID_LABEL = 255
-
-
-class Checked(NamedTuple):
-  """A model function and a batch for it, a nest of arrays or None."""
-  model_fn: Callable[..., Any]
-  inputs: Any
-
-
-def _images(rows: int, size: int) -> np.ndarray:
-  return np.random.RandomState(0).normal(
-      size=[rows, size, size, 3]).astype(np.float32)
-
-
-def _classifier(rows: int, size: int, name: str) -> Checked:
-  network = tasks.CLASSIFIERS[name]
-  if name == "alexnet":
-    network = functools.partial(network, width=0.1)
-
-  def model_fn(images, labels):
-    logits = network(images, num_classes=_NUM_CLASSES, training=True)
-    loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(
-        labels=labels, logits=logits))
-    return {"loss": loss, "logits": logits}
-
-  labels = np.random.RandomState(1).randint(0, _NUM_CLASSES, rows)
-  return Checked(model_fn, (_images(rows, size), labels))
-
-
-def _segmenter(rows: int, size: int, name: str) -> Checked:
-  network = functools.partial(tasks.SEGMENTERS[name], width=4, levels=3)
-
-  def model_fn(images, labels):
-    logits = network(images, num_classes=_NUM_CLASSES, training=True)
-    mean = segmentation.loss(logits, labels, num_classes=_NUM_CLASSES,
-                             void_label=_VOID_LABEL)
-    return towers.TowerSpec(mean.loss, {"logits": logits}, mean.weight)
-
-  rng = np.random.RandomState(1)
-  labels = rng.randint(0, _NUM_CLASSES, [rows, size, size])
-  # More of them in one image than in another, as borders are.
-  void = rng.uniform(size=labels.shape) < rng.uniform(size=[rows, 1, 1])
-  return Checked(model_fn, (_images(rows, size),
-                            np.where(void, _VOID_LABEL, labels)))
-
-
-def _simclr(rows: int, size: int) -> Checked:
-  views = np.split(_images(2 * rows, size), 2)
-  return Checked(functools.partial(
-      simclr.loss, training=True, depth=8, projection_size=16), tuple(views))
-
-
-def _dcgan(rows: int, size: int) -> Checked:
-  return Checked(functools.partial(dcgan.losses, depth=8),
-                 (np.tanh(_images(rows, size)),))
-
-
-# Each takes the number of rows, and the height and width of images.
-MODELS: Mapping[str, Callable[[int, int], Checked]] = {
-    **{name: functools.partial(_classifier, name=name)
-       for name in tasks.CLASSIFIERS},
-    **{name: functools.partial(_segmenter, name=name)
-       for name in tasks.SEGMENTERS},
-    "simclr": _simclr,
-    "dcgan": _dcgan,
-}
 
 
 def make_flags() -> flags.FlagValues:
@@ -124,7 +53,7 @@ def make_flags() -> flags.FlagValues:
   switch = functools.partial(flags.DEFINE_boolean, flag_values=values)
   listed = functools.partial(flags.DEFINE_list, flag_values=values)
   text("model", None,
-       f"One of {', '.join(MODELS)}; or a function as FILE.py:NAME.")
+       f"One of {', '.join(examples.MODELS)}; or a function as FILE.py:NAME.")
   count("num_towers", None,
         "Number of towers, on the first GPUs or, without GPUs, on as many "
         "logical CPU devices; 2 unless --devices is given.")
@@ -158,7 +87,7 @@ def make_flags() -> flags.FlagValues:
   return values
 
 
-def load_model(values: flags.FlagValues, count: int) -> Checked:
+def load_model(values: flags.FlagValues, count: int) -> examples.Example:
   """Returns the model and the batch that the flags name.
 
   Args:
@@ -171,25 +100,25 @@ def load_model(values: flags.FlagValues, count: int) -> Checked:
   rows = values.batch_size or 2 * count + 1
   if values.model is None:
     raise command_line.UsageError(
-        f"`--model` must be given: one of {', '.join(MODELS)}, or a function "
-        "as FILE.py:NAME.")
+        f"`--model` must be given: one of {', '.join(examples.MODELS)}, or a "
+        "function as FILE.py:NAME.")
   if ":" in values.model:
     try:
       function = synced_layers.load(values.model)
     except ValueError as error:
       raise command_line.UsageError(command_line.first_line(error)) from error
     arguments = _arguments(values.arguments)
-    return Checked(functools.partial(function, **arguments),
-                   _batch(values, rows))
-  if values.model not in MODELS:
+    return examples.Example(
+        functools.partial(function, **arguments), _batch(values, rows))
+  if values.model not in examples.MODELS:
     raise command_line.UsageError(
-        f"`--model` must be one of {', '.join(MODELS)}, or a function as "
-        f"FILE.py:NAME: got {values.model}.")
+        f"`--model` must be one of {', '.join(examples.MODELS)}, or a function "
+        f"as FILE.py:NAME: got {values.model}.")
   if values.inputs or values.data or values.arguments != "{}":
     raise command_line.UsageError(
         "`--inputs`, `--data` and `--arguments` must be given with a function "
         f"as FILE.py:NAME only: got --model={values.model}.")
-  return MODELS[values.model](rows, values.image_size)
+  return examples.MODELS[values.model](rows, values.image_size, True)
 
 
 def _arguments(text: str) -> Dict[str, Any]:

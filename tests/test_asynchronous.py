@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -178,7 +179,30 @@ class RunTest(parameterized.TestCase):
         calls = itertools.count()  # Threads share it.
         made = training.run(sess, stop=lambda: next(calls) >= 30)
         self.assertEqual(made, 30)
-        self.assertEqual(sess.run(step), 30)
+        end = time.time() + 0.3
+        made += training.run(sess, stop=lambda: time.time() > end)
+        self.assertEqual(sess.run(step), made)
+
+  @parameterized.parameters(True, False)
+  def test_no_step_is_lost(self, use_resource):
+    """Two additions at once would count as one, were they not locked."""
+    with tf.Graph().as_default():
+      step = tf.get_variable("step", [], tf.int64, trainable=False,
+                             initializer=tf.zeros_initializer(),
+                             use_resource=use_resource)
+      graph = towers.build_towers(linear, testing.devices(4),
+                                  inputs=tf.ones([8]))
+      training = graph.minimize_async(SGD(), global_step=step)
+      added = [op for op in tf.get_default_graph().get_operations()
+               if op.type in ("AssignAdd", "AssignAddVariableOp") and
+               op.inputs[0].op.name == "step"]
+      self.assertLen(added, 4)
+      for op in added:
+        # Additions to resource variables are locked in any case.
+        self.assertTrue(use_resource or op.get_attr("use_locking"))
+      with testing.session(initialize=True) as sess:
+        self.assertEqual(training.run(sess, steps=2000), 2000)
+        self.assertEqual(sess.run(step), 2000)
 
   def test_learns(self):
     with tf.Graph().as_default():

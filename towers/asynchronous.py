@@ -111,8 +111,8 @@ class _Counter:
 
 
 def training(build: build_lib.Build, losses: Sequence[tf.Tensor],
-             variables: Sequence[Any], apply: Callable[[Any], tf.Operation],
-             factor: float) -> AsyncTraining:
+             variables: Sequence[Any], apply: Callable[[Any], tf.Operation], *,
+             global_step: Optional[Any], factor: float) -> AsyncTraining:
   """Returns the train ops of all towers.
 
   Args:
@@ -120,6 +120,7 @@ def training(build: build_lib.Build, losses: Sequence[tf.Tensor],
     losses: The loss of each tower.
     variables: What to train.
     apply: Makes the op that applies pairs of gradients and variables.
+    global_step: Variable to add one to in the step of each tower, or None.
     factor: What gradients are multiplied by.
 
   Raises:
@@ -146,7 +147,7 @@ def training(build: build_lib.Build, losses: Sequence[tf.Tensor],
       # share what tower 0 has made, such as a regularisation loss.
       pairs = gradients.averaged(
           build.backward, loss, variables, loss_gradient=start)
-      step = functools.partial(_step, build, tower, pairs, apply)
+      step = functools.partial(_step, build, tower, pairs, apply, global_step)
       if isinstance(tower.weight, float):
         train_ops.append(step() if tower.weight else tf.no_op())
       else:  # Without rows, the tower has borrowed one.
@@ -155,12 +156,19 @@ def training(build: build_lib.Build, losses: Sequence[tf.Tensor],
 
 
 def _step(build: build_lib.Build, tower: tower_lib.Tower, pairs: Any,
-          apply: Callable[[Any], tf.Operation]) -> tf.Operation:
+          apply: Callable[[Any], tf.Operation],
+          global_step: Optional[Any]) -> tf.Operation:
   """Makes the train op of one tower."""
   updates = _own_updates(tower, build.own_statistics[tower.index],
                          build.updates.inputs_ready)
   with tf.control_dependencies(updates):
-    return apply(pairs)
+    applied = apply(pairs)
+  if global_step is None:
+    return applied
+  with tf.control_dependencies([applied]), tf.device(global_step.device):
+    # An optimizer adds without a lock: where towers do so at the same time,
+    # one of them is lost.
+    return tf.assign_add(global_step, 1, use_locking=True).op
 
 
 def _check_independent(towers: Sequence[tower_lib.Tower],

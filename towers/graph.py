@@ -344,7 +344,8 @@ class TowerGraph:
       optimizer: A `tf.train.Optimizer`.
       loss: Name of one of the scalar outputs. Default: the loss.
       var_list: See `gradients`.
-      global_step: Variable to add one to in the step of each tower.
+      global_step: Variable to add one to in the step of each tower, and
+        exactly one: it is locked meanwhile. The optimizer is not told of it.
       scale_by_towers: Whether gradients are multiplied by 1/N, so that one step
         of each of N towers changes the variables by about as much as one step
         of `minimize` does.
@@ -360,11 +361,11 @@ class TowerGraph:
     with self.graph.as_default():
       losses = [self._build.tower_scalar(tower, loss) for tower in self.towers]
       apply = functools.partial(
-          self._build.applied, optimizer, global_step=global_step,
+          self._build.applied, optimizer, global_step=None,
           name_scope=self._build.name_scope())
       return asynchronous.training(
-          self._build, losses, variables, apply,
-          1.0 / len(self.towers) if scale_by_towers else 1.0)
+          self._build, losses, variables, apply, global_step=global_step,
+          factor=1.0 / len(self.towers) if scale_by_towers else 1.0)
 
   # --- Copies of variables ---
 

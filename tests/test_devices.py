@@ -93,7 +93,37 @@ class PlacementTest(parameterized.TestCase, tf.test.TestCase):
   )
   def test_default_parameter_device(self, names, expected):
     self.assertEqual(
-        devices.parameter_device(None, devices.resolve(names)), expected)
+        devices.parameter_devices(None, devices.resolve(names)), (expected,))
+
+  def test_several_parameter_devices_are_balanced_by_bytes(self):
+
+    def wide(x):
+      for name, size in (("a", 10), ("b", 4), ("c", 4), ("d", 4)):
+        x = x * tf.reduce_sum(tf.get_variable(name, [size]))
+      return tf.reduce_mean(x)
+
+    graph = towers.build_towers(wide, testing.devices(3), inputs=tf.ones([4]),
+                                parameter_device=["/cpu:3", "/cpu:4"])
+    graph.minimize(tf.train.MomentumOptimizer(0.1, 0.9))
+    self.assertEqual(
+        [(place.variable, place.device) for place in graph.placement()],
+        [("a", "/device:CPU:3"), ("b", "/device:CPU:4"),
+         ("c", "/device:CPU:4"), ("d", "/device:CPU:4")])
+    self.assertCountEqual(devices_of("ResourceApplyMomentum"),
+                          ["/device:CPU:3"] + 3 * ["/device:CPU:4"])
+
+  @parameterized.named_parameters(
+      ("same_host", ["/cpu:1", "/gpu:0"], "/cpu:2", "/cpu:2"),
+      ("on_a_host_of_towers",
+       ["/job:worker/task:1/cpu:1", "/job:worker/task:0/cpu:0"],
+       "/job:worker/task:0/cpu:0", "/job:worker/task:0/cpu:0"),
+      ("on_a_parameter_server",
+       ["/job:worker/task:1/cpu:1", "/job:worker/task:1/cpu:0"],
+       "/job:ps/task:0/cpu:0", "/job:worker/task:1/device:CPU:0"),
+  )
+  def test_home_device(self, names, parameters, expected):
+    self.assertEqual(
+        devices.home_device(devices.resolve(names), parameters), expected)
 
   def test_requested_parameter_device(self):
     graph = towers.build_towers(model, testing.devices(2), inputs=tf.ones([4]),
@@ -106,6 +136,8 @@ class PlacementTest(parameterized.TestCase, tf.test.TestCase):
   @parameterized.named_parameters(
       ("number", 0, TypeError, "`parameter_device` must be .* got 0"),
       ("nonsense", "here", ValueError, "`parameter_device` must .* 'here'"),
+      ("empty", [], ValueError, "`parameter_device` must .* empty list"),
+      ("of_numbers", ["/cpu:0", 1], TypeError, "`parameter_device` must .* 1"),
   )
   def test_rejects_parameter_device(self, device, error, message):
     with self.assertRaisesRegex(error, message):

@@ -124,6 +124,15 @@ class PlacementTest(parameterized.TestCase):
           ValueError, "`variables` must say where variables live"):
         self.build(2, variables=variables)
 
+  @parameterized.parameters("balanced", "replicated")
+  def test_several_parameter_devices_are_for_shared_variables(self, variables):
+    with tf.Graph().as_default():
+      with self.assertRaisesRegex(
+          ValueError, "`parameter_device` must be one device unless "
+          rf"variables are shared: got \['/cpu:1', '/cpu:2'\] with `variables='{variables}"):
+        self.build(2, variables=variables,
+                   parameter_device=["/cpu:1", "/cpu:2"])
+
   @parameterized.parameters("shared", "balanced", "replicated")
   def test_c075_initialisers_cover_everything(self, variables):
     with tf.Graph().as_default():

@@ -31,8 +31,8 @@ PUBLIC = (
 )
 
 # Modules whose names are used as `towers.module.Name`.
-PUBLIC_MODULES = ("checkpoints", "export", "hooks", "inspection", "metrics",
-                  "precise_batch_norm", "verification")
+PUBLIC_MODULES = ("checkpoints", "cluster", "export", "hooks", "inspection",
+                  "metrics", "precise_batch_norm", "verification")
 
 # Each module may import only those that stand before it.
 LAYERS = (
@@ -69,6 +69,14 @@ LAYERS = (
     "asynchronous",
     "graph",
     "builder",
+    "cluster_spec",
+    "cluster_network",
+    "cluster_facts",
+    "cluster_notice",
+    "cluster_talk",
+    "cluster_session",
+    "cluster_sync",
+    "cluster",
     "moving_statistics",
     "precise_batch_norm",
     "step_stats",

@@ -1,6 +1,7 @@
 """Graph-mode TensorFlow models, built for several devices as they are."""
 
 from towers import checkpoints
+from towers import cluster
 from towers import export
 from towers import hooks
 from towers import inspection

@@ -30,7 +30,7 @@ def build_towers(model_fn: Callable[..., Any],
                  devices: Union[int, Sequence[Union[str, Sequence[str]]]],
                  *,
                  inputs: Any = None,
-                 parameter_device: Optional[str] = None,
+                 parameter_device: Union[None, str, Sequence[str]] = None,
                  variables: str = "shared",
                  sync_batch_norm: bool = True,
                  update_ops: str = "first",
@@ -79,7 +79,12 @@ def build_towers(model_fn: Callable[..., Any],
       `t < B % N`. Or `towers.PerTower`, for inputs that each tower has for its
       own. Tensors that `model_fn` closes over are shared by all towers.
     parameter_device: Where variables live and gradients are averaged. Default:
-      the first CPU of the first tower's host; for one tower, its own device.
+      the first CPU of the first tower's host; for one tower, its own device. A
+      list, such as of parameter servers: each variable lives, and is averaged,
+      on the one that holds the fewest bytes so far; what belongs to no variable
+      stands on the first. Batch moments meet on the first tower's device if all
+      towers are on GPUs; else on the parameter device, or, where that is on no
+      tower's host, on the first CPU of the first tower's host.
     variables: "shared": all variables live on `parameter_device`. "balanced":
       each lives on the tower's device that holds the fewest bytes so far, and
       is averaged and updated there; see `TowerGraph.placement`. "replicated":
@@ -107,10 +112,12 @@ def build_towers(model_fn: Callable[..., Any],
   """
   graph = _checked_graph(model_fn, name)
   tower_devices = devices_lib.resolve(devices)
-  parameters = devices_lib.parameter_device(parameter_device, tower_devices)
+  parameter_devices = devices_lib.parameter_devices(
+      parameter_device, tower_devices)
+  parameters = parameter_devices[0]
   updates.policy(update_ops)
   placement = placement_lib.policy(
-      variables, parameters, [own[0] for own in tower_devices])
+      variables, parameter_devices, [own[0] for own in tower_devices])
   enclosing, scope = _scopes(graph, name, len(tower_devices))
   cross_scope = f"{scope}cross_{name}/"
   towers = [
@@ -132,7 +139,9 @@ def build_towers(model_fn: Callable[..., Any],
       lockstep = lockstep_lib.Lockstep(
           graph, towers, rows=rows,
           inputs=[inputs_lib.ops_of(shard) for shard in shards],
-          device=parameters, name_scope=cross_scope)
+          device=devices_lib.merge_device(tower_devices, parameters),
+          home_device=devices_lib.home_device(tower_devices, parameters),
+          name_scope=cross_scope)
     shared = variables_lib.SharedVariables(graph, towers, placement, lockstep)
     conversion = conversion_lib.Conversion(len(towers))
 

@@ -72,28 +72,67 @@ def _parse(device: str, argument: str) -> tf.DeviceSpec:
         f"'/job:worker/task:1/device:CPU:0': got {device!r}.") from error
 
 
-def parameter_device(requested: Optional[str],
-                     towers: Sequence[TowerDevices]) -> str:
-  """Returns the device where variables live and gradients are averaged.
+def parameter_devices(requested: Union[None, str, Sequence[str]],
+                      towers: Sequence[TowerDevices]) -> Tuple[str, ...]:
+  """Returns the devices where variables live and gradients are averaged.
 
-  It is `requested` where that is given. Otherwise it is the first CPU of the
+  They are `requested` where that is given. Otherwise it is the first CPU of the
   first tower's host; a single tower keeps its variables to itself, as plain
   code does.
 
   Raises:
-    TypeError: If `requested` is neither None nor a string.
-    ValueError: If `requested` is no device name.
+    TypeError: If `requested` is no string, no list of strings and not None.
+    ValueError: If it names no device, or holds a string that is no device name.
   """
-  if requested is not None:
-    if not isinstance(requested, str):
-      raise TypeError("`parameter_device` must be a device string or None: got "
-                      f"{requested!r}.")
-    _parse(requested, "parameter_device")
-    return requested
-  if len(towers) == 1:
-    return towers[0][0]
-  first = _parse(towers[0][0], "devices[0]")
+  if requested is None:
+    if len(towers) == 1:
+      return (towers[0][0],)
+    first = _parse(towers[0][0], "devices[0]")
+    return (first.replace(device_type="CPU", device_index=0).to_string(),)
+  several = isinstance(requested, (list, tuple))
+  named = tuple(requested) if several else (requested,)
+  if not all(isinstance(device, str) for device in named):
+    raise TypeError("`parameter_device` must be a device string, a list of "
+                    f"device strings, or None: got {requested!r}.")
+  if not named:
+    raise ValueError("`parameter_device` must name a device: got an empty "
+                     f"list, {requested!r}.")
+  for device in named:
+    _parse(device, "parameter_device")
+  return named
+
+
+def home_device(towers: Sequence[TowerDevices], parameters: str) -> str:
+  """Returns the device for what belongs to this build and to no tower.
+
+  It is `parameters`, where variables live, if that is on the host of a tower.
+  On a parameter server, what several workers build would get mixed up there,
+  and each meeting would cross the network; then it is the first CPU of the
+  first tower's host.
+  """
+  first = tf.DeviceSpec.from_string(towers[0][0])
+  hosts = {_host(own[0]) for own in towers}
+  if _host(parameters) in hosts:
+    return parameters
   return first.replace(device_type="CPU", device_index=0).to_string()
+
+
+def _host(device: str) -> Tuple[Any, ...]:
+  spec = tf.DeviceSpec.from_string(device)
+  return spec.job, spec.replica, spec.task
+
+
+def merge_device(towers: Sequence[TowerDevices], parameters: str) -> str:
+  """Returns the device where the towers' values meet, such as batch moments.
+
+  It is the first tower's where all towers are on GPUs: on the way through a CPU
+  each layer would wait for its memory, twice a step. Elsewhere it is
+  `home_device`.
+  """
+  types = {tf.DeviceSpec.from_string(own[0]).device_type for own in towers}
+  if types == {"GPU"}:
+    return towers[0][0]
+  return home_device(towers, parameters)
 
 
 def session_config(devices: Sequence[str],

@@ -82,17 +82,20 @@ class Lockstep:
     inputs: The ops that hold the rows of each tower.
     name_scope: The scope of the ops that meetings add, with a trailing slash.
     device: The device of these ops.
+    home_device: Where variables live that meetings make.
   """
 
   def __init__(self, graph: tf.Graph, towers: Sequence[tower_lib.Tower], *,
                rows: Sequence[Any], inputs: Sequence[Set[tf.Operation]],
-               name_scope: str, device: str):
+               name_scope: str, device: str,
+               home_device: Optional[str] = None):
     self.graph = graph
     self.towers = towers
     self.rows = rows
     self.inputs = inputs
     self.name_scope = name_scope
     self.device = device
+    self.home_device = home_device or device
     self._seats = [
         _Seat(_tensorflow.fork_state(graph, tower.index)) for tower in towers
     ]

@@ -152,12 +152,12 @@ def _call(metric: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
     _without_tower(tower, kwargs)
     scope = tower.plain_name(graph.get_name_scope() + "/").strip("/")
     with graph.colocate_with(None, ignore_existing=True):
-      with tf.device(None), tf.device(lockstep.device):
+      with tf.device(None), tf.device(lockstep.home_device):
         with tf.name_scope(scope + "/" if scope else None):
           return next_creator(**kwargs)
 
   with context.outside(), tf.variable_creator_scope(create):
-    with tf.device(None), tf.device(lockstep.device):
+    with tf.device(None), tf.device(lockstep.home_device):
       result = metric(*bound.args, **bound.kwargs)
       return tf.nest.map_structure(
           lambda x: x if isinstance(x, tf.Operation) else

@@ -48,8 +48,11 @@ class Balanced(Shared):
   def __init__(self, parameter_device: str, tower_devices: Sequence[str]):
     super().__init__(parameter_device, tower_devices)
     self._bytes: Dict[str, int] = {}
-    for device in tower_devices:
+    for device in self._devices():
       self._bytes.setdefault(same_spelling(device), 0)
+
+  def _devices(self) -> Sequence[str]:
+    return self._tower_devices
 
   def device_for(self, num_bytes: Callable[[], Optional[int]],
                  trainable: bool) -> str:
@@ -68,6 +71,21 @@ class Balanced(Shared):
             variable.shape, variable.dtype) or 0
 
 
+class BalancedParameters(Balanced):
+  """Each variable on the parameter device that holds the fewest bytes so far.
+
+  For several parameter servers.
+  """
+
+  def __init__(self, parameter_devices: Sequence[str],
+               tower_devices: Sequence[str]):
+    self._parameter_devices = list(parameter_devices)
+    super().__init__(parameter_devices[0], tower_devices)
+
+  def _devices(self) -> Sequence[str]:
+    return self._parameter_devices
+
+
 class Replicated(Shared):
   """Trained variables on the device of tower 0, copies on the others'."""
 
@@ -81,18 +99,25 @@ class Replicated(Shared):
 _POLICIES = {"shared": Shared, "balanced": Balanced, "replicated": Replicated}
 
 
-def policy(variables: Any, parameter_device: str,
+def policy(variables: Any, parameter_devices: Sequence[str],
            tower_devices: Sequence[str]) -> Shared:
   """Returns the policy that `variables` names.
 
   Raises:
-    ValueError: If it names none.
+    ValueError: If it names none, or one that has no use for several parameter
+      devices where there are several.
   """
   if not isinstance(variables, str) or variables not in _POLICIES:
     raise ValueError(
         "`variables` must say where variables live: expected one of "
         f"{sorted(_POLICIES)}, got {variables!r}.")
-  return _POLICIES[variables](parameter_device, tower_devices)
+  if len(parameter_devices) == 1:
+    return _POLICIES[variables](parameter_devices[0], tower_devices)
+  if variables != "shared":
+    raise ValueError(
+        "`parameter_device` must be one device unless variables are shared: "
+        f"got {list(parameter_devices)} with `variables={variables!r}`.")
+  return BalancedParameters(parameter_devices, tower_devices)
 
 
 def table(variables: Sequence[Any]) -> List[Placement]:

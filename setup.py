@@ -32,6 +32,11 @@ TENSORBOARD = [
     "setuptools<81",
 ]
 
+# What makes web pages of the docstrings, see `tools/api_reference.py`.
+DOCS = [
+    "pdoc",
+]
+
 
 def read_version() -> str:
   """Reads the version as text, since importing `towers` needs TensorFlow."""
@@ -66,6 +71,7 @@ setuptools.setup(
         "voc": MASKS,
         "picture": PICTURE,
         "tensorboard": TENSORBOARD,
+        "docs": DOCS,
         "test": ["pytest", *TRAIN, *MASKS, *TENSORBOARD],
     },
     classifiers=[

@@ -1,6 +1,7 @@
 """Tests for tools/benchmark.py."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import pathlib
@@ -12,9 +13,10 @@ from absl.testing import parameterized
 import tensorflow.compat.v1 as tf
 
 from tools import benchmark
+from tools import benchmark_suites as suites
+from tools import benchmark_workers as workers
 
 SCRIPT = pathlib.Path(benchmark.__file__)
-SMALL = benchmark.Setting("resnet8", num_towers=2, rows=2, steps=2)
 
 
 def call_main(*arguments):
@@ -25,181 +27,158 @@ def call_main(*arguments):
   return status, stdout.getvalue(), stderr.getvalue()
 
 
-def run_figures(**changes):
-  return {**dict.fromkeys(benchmark.FIGURES, 1.0), **changes}
+class FakeWorker:
+  """Notes who is asked for what, and by its end whether it was ended."""
+
+  log = []
+  open_workers = 0
+
+  def __init__(self, task):
+    self.task = task
+
+  def __enter__(self):
+    FakeWorker.open_workers += 1
+    return self
+
+  def __exit__(self, *_):
+    FakeWorker.open_workers -= 1
+
+  def ask(self, request, **arguments):
+    FakeWorker.log.append((request, self.task.contender))
+    if request == "turn":
+      return {"times": [1.0, 3.0, 50.0][:arguments["steps"]]}
+    return {"build": 2.0} if request == "build" else {"ops": 7}
 
 
 class MeasureTest(parameterized.TestCase, tf.test.TestCase):
 
-  @parameterized.parameters(*benchmark.CONTENDERS)
-  def test_every_figure_of_every_contender(self, contender):
-    figures = benchmark.measure(contender, SMALL)
-    self.assertCountEqual(figures, benchmark.FIGURES)
-    for name, value in figures.items():
-      self.assertGreater(value, 0, name)
-    self.assertAlmostEqual(figures["examples_per_second"] * figures["step"], 4)
-    self.assertAlmostEqual(figures["build_and_first_step"],
-                           figures["build"] + figures["first_step"])
+  def setUp(self):
+    super().setUp()
+    FakeWorker.log = []
+    self.enter_context(
+        mock.patch.object(workers, "Worker", FakeWorker))
 
-  @parameterized.parameters(*benchmark.CONTENDERS)
-  def test_every_contender_trains_the_same_variables(self, contender):
-    def loss_fn(images, labels):
-      del labels
-      return tf.reduce_mean(images * tf.get_variable("w", []))
+  def test_turns_alternate(self):
+    comparison = suites.Comparison(
+        "resnet8", 2, 4, ("one", "loop", "towers"), turns=2, steps=3)
+    result = benchmark.measure(comparison, 0, lambda what: None)
+    self.assertEqual(FakeWorker.log, [
+        ("build", "one"), ("build", "loop"), ("build", "towers"),
+        ("turn", "one"), ("turn", "loop"), ("turn", "towers"),
+        ("turn", "loop"), ("turn", "towers"), ("turn", "one"),
+        ("end", "one"), ("end", "loop"), ("end", "towers")])
+    self.assertEqual(result["loop"],
+                     [{"build": 2.0, "turns": [3.0, 3.0], "ops": 7}])
+    self.assertEqual(FakeWorker.open_workers, 0)
 
-    images = tf.placeholder(tf.float32, [None, 1])
-    labels = tf.placeholder(tf.int64, [None])
-    built = benchmark.CONTENDERS[contender](loss_fn, images, labels, 2)
-    self.assertEqual([v.op.name for v in tf.global_variables()],
-                     ["w", "w/Momentum"])
-    variable = tf.global_variables()[0]
-    with tf.Session(config=built.config) as sess:
-      sess.run(tf.global_variables_initializer())
-      before = sess.run(variable)
-      sess.run(built.train_op, {images: [[1.0], [3.0]], labels: [0, 0]})
-      # A step of 0.01 along the mean gradient, 2.
-      self.assertAllClose(before - sess.run(variable), 0.02)
+  def test_builds_are_in_new_processes_and_some_take_part_once(self):
+    comparison = suites.Comparison(
+        "resnet8", 2, 4, ("mirrored", "towers"), builds=3, turns=1, steps=1,
+        once=("mirrored",))
+    result = benchmark.measure(comparison, 0, lambda what: None)
+    self.assertEqual([len(runs) for runs in result.values()], [1, 3])
+    self.assertEqual([c for do, c in FakeWorker.log if do == "build"],
+                     ["mirrored", "towers", "towers", "towers"])
 
-  def test_without_steps_there_is_no_time_of_a_step(self):
-    figures = benchmark.measure(
-        "one", benchmark.Setting("resnet8", 1, 1, steps=0))
-    self.assertNotIn("step", figures)
-    self.assertNotIn("| step, s |", benchmark.table(SMALL, {"one": [figures]}))
+  def test_built_only(self):
+    comparison = suites.Comparison("resnet8", 2, 4, ("towers",), runs=False)
+    benchmark.measure(comparison, 0, lambda what: None)
+    self.assertEqual([do for do, _ in FakeWorker.log], ["build", "end"])
 
-  def test_all_contenders_have_a_description(self):
-    for function in benchmark.CONTENDERS.values():
-      self.assertNotEmpty(function.__doc__.splitlines()[0])
-    self.assertIn(benchmark.BASE, benchmark.CONTENDERS)
+  def test_files(self):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    status, stdout, stderr = call_main(
+        "--model=resnet8", "--contenders=loop,towers", "--turns=2", "--steps=1",
+        f"--json={folder / 'a.json'}", f"--markdown={folder / 'a.md'}",
+        f"--plots={folder / 'plots'}")
+    self.assertEqual(status, 0, stderr)
+    self.assertIn("[1/1] resnet8, 2 towers of 32 rows: turn 2\n", stderr)
+    self.assertIn("| step, s | 1.0000 | 1.0000 **1.00** |", stdout)
+    self.assertEqual((folder / "a.md").read_text(), stdout)
+    self.assertTrue((folder / "plots" / "step_time.png").exists())
+    written = json.loads((folder / "a.json").read_text())
+    self.assertEqual(written["machine"]["tensorflow"], tf.__version__)
+    FakeWorker.log = []
+    again = call_main(f"--read={folder / 'a.json'}")
+    self.assertEqual(again, (0, stdout, ""))
+    self.assertEmpty(FakeWorker.log)
 
-
-class TableTest(tf.test.TestCase):
-
-  def test_medians_ranges_and_ratios_of_the_same_turn(self):
-    result = {
-        "loop": [run_figures(build=b) for b in (1.0, 2.0, 4.0)],
-        "towers": [run_figures(build=b) for b in (3.0, 4.0, 4.0)],
-    }
-    lines = benchmark.table(SMALL, result).splitlines()
-    self.assertEqual(lines[0],
-                     "| resnet8, 2 towers of 2 rows | `loop` | `towers` |")
-    self.assertEqual(lines[1], "| --- | ---: | ---: |")
-    self.assertIn("| build, s | 2.00 (1.00 to 4.00) | "
-                  "4.00 (3.00 to 4.00) **2.00** |", lines)
-    self.assertIn("| ops | 1 | 1 **1.00** |", lines)
-    self.assertLen(lines, 2 + len(benchmark.FIGURES))
-
-  def test_legend_says_what_was_measured(self):
-    options = benchmark.Options(settings=[SMALL], contenders=["one"])
-    text = benchmark.legend(options, benchmark.describe_machine(3))
-    self.assertIn(f"TensorFlow {tf.__version__}", text)
-    self.assertRegex(text, r"\d+ cores \(\w+\), 3 threads")
-    self.assertIn("- `one`: plain code on one device", text)
-    self.assertNotIn("**", text)
+  def test_failing_contender_ends_it(self):
+    """What was measured before is in the file."""
+    path = pathlib.Path(self.create_tempdir().full_path, "figures.json")
+    failing = mock.Mock(side_effect=[{"one": []}, benchmark.UsageError("bad")])
+    with mock.patch.object(benchmark, "measure", failing):
+      status, stdout, stderr = call_main("--suite=rows", f"--json={path}")
+    self.assertEqual((status, stdout), (2, ""))
+    self.assertEndsWith(stderr, "benchmark.py: bad\n")
+    self.assertLen(json.loads(path.read_text())["comparisons"], 1)
 
 
-class MainTest(parameterized.TestCase, tf.test.TestCase):
+class FlagsTest(parameterized.TestCase, tf.test.TestCase):
 
   def test_defaults(self):
     self.assertEqual(benchmark.parse(["benchmark.py"]), benchmark.Options())
 
-  def test_flags_make_one_setting(self):
+  def test_flags_make_one_comparison(self):
     options = benchmark.parse(
         ["benchmark.py", "--num_towers=3", "--contenders=loop,one",
-         "--repetitions=2", "--threads=1"])
-    self.assertEqual(
-        options,
-        benchmark.Options(settings=(benchmark.Setting(num_towers=3),),
-                          contenders=("loop", "one"), repetitions=2, threads=1))
+         "--builds=2", "--threads=1"])
+    self.assertEqual(options, benchmark.Options(
+        comparisons=(suites.Comparison(
+            num_towers=3, contenders=("loop", "one"), builds=2),), threads=1))
 
-  def test_steps_alone_keep_the_settings(self):
-    settings = benchmark.parse(["benchmark.py", "--steps=0"]).settings
-    self.assertEqual([s.model for s in settings],
-                     [s.model for s in benchmark.DEFAULT_SETTINGS])
-    self.assertEqual({s.steps for s in settings}, {0})
+  def test_suite_with_other_numbers_of_turns(self):
+    options = benchmark.parse(["benchmark.py", "--suite=rows", "--turns=1"])
+    self.assertEqual(
+        list(options.comparisons),
+        [dataclasses.replace(c, turns=1) for c in suites.SUITES["rows"]])
 
   def test_help_names_every_flag(self):
     status, stdout, stderr = call_main("--help")
     self.assertEqual((status, stderr), (0, ""))
     self.assertIn("python tools/benchmark.py", stdout)
-    for name in ("model", "num_towers", "rows", "steps", "repetitions",
-                 "contenders", "threads", "json"):
+    for name in ("suite", "model", "num_towers", "rows", "builds", "turns",
+                 "steps", "contenders", "threads", "json", "markdown", "plots",
+                 "read"):
       self.assertRegex(stdout, rf"--{name}:")
 
   @parameterized.named_parameters(
       ("unknown_flag", ["--stepz=3"], "Unknown command line flag 'stepz'"),
       ("no_flag", ["resnet20"], "there must be flags only: got resnet20"),
+      ("suite", ["--suite=fast"], "flag --suite=fast: .*<targets.models"),
+      ("both", ["--suite=rows", "--rows=3"], "`--suite` must stand without"),
       ("model", ["--model=vgg"], "flag --model=vgg: .*<resnet8.resnet20"),
       ("no_towers", ["--num_towers=0"], "flag --num_towers=0: 0 is not a"),
       ("no_rows", ["--rows=0"], "flag --rows=0: 0 is not a positive"),
-      ("steps", ["--steps=-1"], "flag --steps=-1: .*non-negative"),
-      ("repetitions", ["--repetitions=0"], "flag --repetitions=0: 0 is not"),
+      ("steps", ["--steps=0"], "flag --steps=0: 0 is not a positive"),
+      ("turns", ["--turns=-1"], "flag --turns=-1: .*non-negative"),
+      ("builds", ["--builds=0"], "flag --builds=0: 0 is not"),
       ("contenders", ["--contenders=loop,horovod"],
        "`--contenders` must list different ones of one, loop, .*: got "),
       ("no_contenders", ["--contenders="], "`--contenders` must .*: got ''"),
       ("twice", ["--contenders=one,one"], "`--contenders` must .*'one,one'"),
-      ("several_here", ["--here"], "`--here` must come with one of"),
       ("json", ["--json=/nowhere/a.json"],
-       r"`--json` must be a file .* /nowhere/a.json \(No such file"))
+       r"`--json` must be a file .* /nowhere/a.json \(No such file"),
+      ("markdown", ["--markdown=/nowhere/a.md"], "`--markdown` must be a file"),
+      ("plots", ["--plots=/dev/null/a"], "`--plots` must be a folder that can"),
+      ("read", ["--read=/nowhere/a.json"],
+       "`--read` must be a file that `--json` wrote: got /nowhere/a.json"))
   def test_rejects_in_one_line(self, arguments, message):
     status, stdout, stderr = call_main(*arguments)
     self.assertEqual((status, stdout), (2, ""))
     self.assertRegex(stderr, rf"^benchmark.py: {message}.*\n$")
 
-  def test_contenders_take_turns_and_the_file_has_every_run(self):
-    calls = []
-
-    def run_apart(contender, setting, threads):
-      calls.append((setting, contender, threads))
-      return run_figures(build=float(len(calls)))
-
-    path = pathlib.Path(self.create_tempdir().full_path, "figures.json")
-    with mock.patch.object(benchmark, "run_apart", run_apart):
-      status, stdout, stderr = call_main(
-          "--model=resnet8", "--contenders=loop,towers", "--repetitions=2",
-          f"--json={path}")
-    self.assertEqual(status, 0)
-    self.assertEqual([c for _, c, _ in calls], ["loop", "towers"] * 2)
-    self.assertIn("[4/4] resnet8, 2 towers of 32 rows: towers\n", stderr)
-    self.assertIn("| build, s | 2.00 (1.00 to 3.00) |", stdout)
-    written = json.loads(path.read_text())
-    self.assertEqual(written["machine"]["tensorflow"], tf.__version__)
-    self.assertEqual(
-        [run["build"] for run in written["settings"][0]["contenders"]["loop"]],
-        [1.0, 3.0])
-
-  def test_failing_contender_ends_it(self):
-    """What was measured before is in the file."""
-    path = pathlib.Path(self.create_tempdir().full_path, "figures.json")
-    turns = [run_figures(), benchmark.UsageError("`loop` must run")]
-    with mock.patch.object(benchmark, "run_apart", side_effect=turns):
-      status, stdout, stderr = call_main("--model=resnet8", f"--json={path}")
-    self.assertEqual((status, stdout), (2, ""))
-    self.assertEndsWith(stderr, "\nbenchmark.py: `loop` must run\n")
-    written = json.loads(path.read_text())["settings"][0]["contenders"]
-    self.assertEqual([len(runs) for runs in written.values()],
-                     [1] + [0] * (len(benchmark.DEFAULT_CONTENDERS) - 1))
-
-  def test_failing_process_is_shown_in_one_line(self):
-    fail = subprocess.CompletedProcess([], 1, "", "Traceback\nKilled: memory\n")
-    with mock.patch.object(subprocess, "run", return_value=fail):
-      status, stdout, stderr = call_main("--model=resnet8")
-    self.assertEqual((status, stdout), (2, ""))
-    self.assertEqual(
-        stderr.splitlines()[-1], "benchmark.py: `one` must run in resnet8, 2 "
-        "towers of 32 rows: it ended with status 1 (Killed: memory).")
-
   def test_script(self):
-    """In processes of their own, with the flags that reach these."""
+    """With processes of its own."""
     process = subprocess.run(
-        [sys.executable, str(SCRIPT), "--model=resnet8", "--rows=1",
-         "--steps=1", "--repetitions=1", "--contenders=towers", "--threads=1"],
+        [sys.executable, str(SCRIPT), "--model=unet_small", "--rows=1",
+         "--turns=1", "--steps=1", "--contenders=towers", "--threads=1"],
         capture_output=True, text=True, timeout=300, check=False)
     self.assertEqual(process.returncode, 0, process.stderr)
     self.assertStartsWith(process.stdout,
-                          "| resnet8, 2 towers of 1 rows | `towers` |\n")
+                          "| unet_small, 2 towers of 1 row | `towers` |\n")
     self.assertIn("1 threads", process.stdout)
-    self.assertEqual(process.stderr,
-                     "[1/1] resnet8, 2 towers of 1 rows: towers\n")
+    self.assertNotIn("Traceback", process.stderr)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,9 @@ Trainable parameters, for a depth of 64 and noise of 100 numbers:
     generator      1,436,097  1,439,299
     discriminator  1,030,529  1,033,729
 
-To train it, in two steps of their own:
+    python tools/train.py --model=dcgan
+
+To train it in code of your own, in two steps of their own:
 
     def model_fn(images):
       return dcgan.losses(images)

@@ -20,6 +20,8 @@ The matrices are outputs with one row per image, and add up over batches:
 References:
   Long, Shelhamer and Darrell, "Fully Convolutional Networks for Semantic
     Segmentation", 2015, section 5 (scores), https://arxiv.org/abs/1411.4038
+  Szegedy et al., "Rethinking the Inception Architecture for Computer Vision",
+    2015, section 7 (label smoothing), https://arxiv.org/abs/1512.00567
 """
 
 from typing import NamedTuple, Optional, Tuple
@@ -43,7 +45,8 @@ class Loss(NamedTuple):
 
 def loss(logits: tf.Tensor, labels: tf.Tensor, *, num_classes: int,
          void_label: Optional[int] = VOID_LABEL,
-         weight: Optional[tf.Tensor] = None) -> Loss:
+         weight: Optional[tf.Tensor] = None,
+         label_smoothing: float = 0.0) -> Loss:
   """Returns the mean softmax cross entropy over the pixels that count.
 
   With `w_p` the weight of pixel `p`, 0 where its label is void, and `l_p` its
@@ -51,9 +54,11 @@ def loss(logits: tf.Tensor, labels: tf.Tensor, *, num_classes: int,
 
       sum_p(w_p * l_p) / sum_p(w_p)
 
-  and 0, with gradients of 0, where the sum of weights is 0. Logits of 16 bits
-  are cast to float32 before: no such type holds the number of pixels of an
-  image.
+  and 0, with gradients of 0, where the sum of weights is 0. With label
+  smoothing `e`, the cross entropy is that of the probability `1 - e + e / K`
+  for the right one of the K classes, and `e / K` for each other one. Logits of
+  16 bits are cast to float32 before: no such type holds the number of pixels of
+  an image.
 
   Args:
     logits: Float tensor of shape `[B, H, W, num_classes]`.
@@ -65,6 +70,7 @@ def loss(logits: tf.Tensor, labels: tf.Tensor, *, num_classes: int,
     weight: Tensor of shape `[B]`, one weight per image (0 for one that only
       fills up a batch), or `[B, H, W]`, one per pixel (such as the border
       weights of the U-Net paper). None for 1.
+    label_smoothing: Part of the probability that all classes share, 0 to 1.
 
   Returns:
     A `Loss` with the mean, and its `weight` for `towers.TowerSpec`. Both have
@@ -72,9 +78,14 @@ def loss(logits: tf.Tensor, labels: tf.Tensor, *, num_classes: int,
 
   Raises:
     TypeError: If `labels` is not of an integer type.
-    ValueError: If a shape is not as above, or `num_classes` is less than 1.
+    ValueError: If a shape is not as above, `num_classes` is less than 1, or
+      `label_smoothing` is not from 0 to 1.
   """
   _check_num_classes(num_classes)
+  if not 0.0 <= label_smoothing <= 1.0:
+    raise ValueError(
+        "`label_smoothing` must be a part of the probability: expected a "
+        f"number from 0 to 1, got {label_smoothing}.")
   logits = tf.convert_to_tensor(logits)
   if (logits.shape.ndims != 4 or
       tf.dimension_value(logits.shape[-1]) != num_classes):
@@ -89,6 +100,9 @@ def loss(logits: tf.Tensor, labels: tf.Tensor, *, num_classes: int,
     weights *= _per_pixel(tf.cast(weight, logits.dtype))
   losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
       labels=labels, logits=logits)
+  if label_smoothing:
+    uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
+    losses = (1.0 - label_smoothing) * losses + label_smoothing * uniform
   total = tf.reduce_sum(weights)
   # Both the quotient and its gradients are 0 where nothing counts, not NaN.
   mean = tf.math.divide_no_nan(tf.reduce_sum(weights * losses), total)

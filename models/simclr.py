@@ -15,8 +15,10 @@ of all towers: each tower compares its own rows with the rows of all.
 With three channels and the defaults (depth 20, P of 128) it has 281,488
 trainable parameters, of which 269,072 are the encoder's.
 
-Making the views is left to the input pipeline. To train it, and to see what it
-has learned:
+    python tools/train.py --model=simclr
+
+Making the views is left to the input pipeline, there tools/views.py. To train
+it in code of your own, and to see what it has learned:
 
     def model_fn(first, second):
       return simclr.loss(first, second, training=True)

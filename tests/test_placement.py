@@ -129,7 +129,8 @@ class PlacementTest(parameterized.TestCase):
     with tf.Graph().as_default():
       with self.assertRaisesRegex(
           ValueError, "`parameter_device` must be one device unless "
-          rf"variables are shared: got \['/cpu:1', '/cpu:2'\] with `variables='{variables}"):
+          r"variables are shared: got \['/cpu:1', '/cpu:2'\] with "
+          rf"`variables='{variables}"):
         self.build(2, variables=variables,
                    parameter_device=["/cpu:1", "/cpu:2"])
 

@@ -85,7 +85,7 @@ class MainTest(parameterized.TestCase, tf.test.TestCase):
             trace_steps=(8, 9)))
 
   def test_every_model_is_a_choice(self):
-    for model in (*tasks.CLASSIFIERS, *tasks.SEGMENTERS):
+    for model in (*tasks.CLASSIFIERS, *tasks.SEGMENTERS, "simclr", "dcgan"):
       options = train.parse(["train.py", f"--model={model}"])
       self.assertEqual(options.model, model)
     for depth in (20, 32, 44, 56, 110):
@@ -144,9 +144,16 @@ class MainTest(parameterized.TestCase, tf.test.TestCase):
       ("schedule", ["--schedule=x"], "flag --schedule=x: .*<cosine.linear.st"),
       ("warm_up", ["--warm_up=2"], "flag --warm_up=2: 2.0 is not a number in"),
       ("smoothing", ["--label_smoothing=-1"], "flag --label_smoothing=-1: -1"),
-      ("smooth_masks", ["--label_smoothing=0.1", "--dataset=shapes",
-                        "--model=fcn"],
-       "`--label_smoothing` must be 0 for segmentation: got 0.1 with shapes"),
+      ("smooth_views", ["--label_smoothing=0.1", "--model=simclr"],
+       "`--label_smoothing` must be 0 for simclr, .*: got 0.1"),
+      ("smooth_fakes", ["--label_smoothing=0.1", "--model=dcgan"],
+       "`--label_smoothing` must be 0 for dcgan, .*: got 0.1"),
+      ("gan_precision", ["--precision=bfloat16", "--model=dcgan"],
+       "`--precision` must be float32 for dcgan: got bfloat16"),
+      ("gan_skips", ["--skip_nonfinite", "--model=dcgan"],
+       "`--skip_nonfinite` and .* must not be given for dcgan, .*=True"),
+      ("gan_masks", ["--model=dcgan", "--dataset=shapes"],
+       "`--model` must fit `--dataset`: shapes is for segmentation"),
       ("precision", ["--precision=half"], "flag --precision=half: .*<float32"),
       ("early_stop", ["--early_stop=0"], "flag --early_stop=0: 0 is not a pos"),
       ("pictures", ["--summarize_images=-1"], "flag --summarize_images=-1: -1"),

@@ -174,7 +174,8 @@ class SegmentationTest(parameterized.TestCase, tf.test.TestCase):
     np.add.at(expected, (labels[valid].astype(int), found[valid]), 1)
     self.assertAllEqual(confusion, expected)
 
-  def test_loss_is_the_mean_over_pixels_of_images_that_count(self):
+  @parameterized.parameters(0.0, 0.3)
+  def test_loss_is_the_mean_over_pixels_of_images_that_count(self, smoothing):
     """Towers have unequal numbers of pixels that are not void."""
     data = dataclasses.replace(self.data, void_label=255)
     images = np.random.RandomState(0).normal(size=[5, 32, 32, 3])
@@ -184,7 +185,7 @@ class SegmentationTest(parameterized.TestCase, tf.test.TestCase):
     for num_towers in (1, 2, 3, 4):
       with tf.Graph().as_default():
         graph = build(data, model="per_pixel", num_towers=num_towers,
-                      weight_decay=0.0)
+                      weight_decay=0.0, label_smoothing=smoothing)
         with tf.variable_scope(tf.get_variable_scope(), reuse=True):
           logits = run_cases.per_pixel(
               tf.constant(images, tf.float32), num_classes=6, training=True)
@@ -195,8 +196,9 @@ class SegmentationTest(parameterized.TestCase, tf.test.TestCase):
               graph.weights: weights})
       valid = (labels != 255) & (weights > 0)[:, None, None]
       chosen = logits[valid].astype(np.float64)
-      each = (np.log(np.exp(chosen).sum(axis=-1)) -
-              chosen[np.arange(len(chosen)), labels[valid]])
+      logs = chosen - np.log(np.exp(chosen).sum(axis=-1, keepdims=True))
+      targets = np.eye(6)[labels[valid]] * (1.0 - smoothing) + smoothing / 6.0
+      each = -(targets * logs).sum(axis=-1)
       self.assertAllClose(loss, each.mean(), rtol=1e-5, msg=num_towers)
 
   def test_pictures_show_image_labels_and_predictions(self):

@@ -63,8 +63,8 @@ def evaluate(options: training_options.Options, path: str) -> tasks.Score:
       logdirs.restore_model(session, path)
       # Replicated variables have copies, which start with what was restored.
       session.run(tf.local_variables_initializer())
-      confusion = training_graph.evaluate(session, evaluation, data)
-  return tasks.TASKS[data.kind].score(confusion, data)
+      found = training_graph.evaluate(session, evaluation, data)
+  return evaluation.task.score(found, data)
 
 
 def run(values: flags.FlagValues) -> int:

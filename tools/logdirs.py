@@ -71,17 +71,19 @@ def event_writer(logdir: str, step: int) -> Iterator[tf.summary.FileWriter]:
   Raises:
     UsageError: If it cannot write.
   """
-  # A run that starts within the same second must not write over that file.
-  with writing(logdir), _quiet_writer_thread():
-    writer = tf.summary.FileWriter(logdir, filename_suffix=f".{step}")
-    # TensorBoard drops what a killed run wrote after its last checkpoint.
-    writer.add_session_log(
-        tf.SessionLog(status=tf.SessionLog.START), step + 1)
-    writer.flush()
+  with _quiet_writer_thread():
+    with writing(logdir):
+      # A run that starts within the same second must not write over that file.
+      writer = tf.summary.FileWriter(logdir, filename_suffix=f".{step}")
+      # TensorBoard drops what a killed run wrote after its last checkpoint.
+      writer.add_session_log(
+          tf.SessionLog(status=tf.SessionLog.START), step + 1)
+      writer.flush()
     try:
       yield writer
     finally:
-      writer.close()
+      with writing(logdir):
+        writer.close()
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Pictures of a run: its images and masks, its curves, its confusions.
+"""Pictures of a run: images, real or made, masks, curves and confusions.
 
 Curves and confusions need matplotlib, and nothing else here does.
 """
@@ -20,6 +20,9 @@ _COLOURS = np.array([
     (170, 110, 40), (255, 250, 200), (128, 0, 0), (170, 255, 195),
     (128, 128, 0), (255, 215, 180), (0, 0, 128)], np.uint8)
 _VOID = np.array([(255, 255, 255)], np.uint8)
+
+# Images of fewer pixels are enlarged.
+_VISIBLE_SIZE = 32
 
 # Steps and values of a curve.
 Curve = Tuple[np.ndarray, np.ndarray]
@@ -44,11 +47,8 @@ def summary(images: tf.Tensor, labels: tf.Tensor, *, predictions: tf.Tensor,
   """
   images = tf.cast(images[:count] * data.scale.deviation + data.scale.mean,
                    tf.float32)
-  if data.image_shape[-1] != 3:
-    images = tf.repeat(images[..., :1], 3, axis=-1)
   # Files have values up to 16, 255 or else: the brightest is white.
-  images = tf.math.divide_no_nan(images, tf.reduce_max(images))
-  images = tf.saturate_cast(images * 255.0, tf.uint8)
+  images = visible(tf.math.divide_no_nan(images, tf.reduce_max(images)))
   if data.kind == datasets.SEGMENTATION:
     classes = -(-data.num_classes // len(_COLOURS))
     colours = tf.constant(np.concatenate(
@@ -57,6 +57,44 @@ def summary(images: tf.Tensor, labels: tf.Tensor, *, predictions: tf.Tensor,
              for mask in (labels, predictions)]
     images = tf.concat([images, *masks], axis=2)
   return tf.summary.image("test_images", images, max_outputs=count)
+
+
+def visible(images: tf.Tensor) -> tf.Tensor:
+  """Returns images `[B, H, W, C]` of values from 0 to 1 as bytes, in RGB.
+
+  Of images that have not three channels, the first is shown in grey.
+  """
+  if images.shape[-1] != 3:
+    images = tf.repeat(images[..., :1], 3, axis=-1)
+  return tf.saturate_cast(images * 255.0, tf.uint8)
+
+
+def draw_grid(images: np.ndarray, logdir: str) -> str:
+  """Draws images, in rows of about as many, into `made.png`.
+
+  Small ones are enlarged, so that the pixels can be seen.
+
+  Args:
+    images: `[N, H, W, C]`, values from 0 to 1.
+    logdir: Where to write.
+
+  Returns:
+    The path.
+  """
+  count, height, width, channels = images.shape
+  columns = int(np.ceil(np.sqrt(count)))
+  rows = -(-count // columns)
+  grid = np.ones([rows * columns, height + 1, width + 1, channels], np.float32)
+  grid[:count, :-1, :-1] = images
+  grid = grid.reshape([rows, columns, *grid.shape[1:]]).swapaxes(1, 2).reshape(
+      [1, rows * (height + 1), columns * (width + 1), channels])
+  factor = max(1, _VISIBLE_SIZE // max(height, width))
+  grid = grid.repeat(factor, axis=1).repeat(factor, axis=2)
+  with tf.Graph().as_default(), tf.Session() as session:
+    content = session.run(tf.io.encode_png(visible(tf.constant(grid))[0]))
+  path = pathlib.Path(logdir, "made.png")
+  path.write_bytes(content)
+  return str(path)
 
 
 def read_curves(logdir: str) -> Dict[str, Curve]:

@@ -91,7 +91,7 @@ def estimate(options: training_options.Options, num_batches: int) -> Result:
     saver = tf.train.Saver(save_relative_paths=True)
 
     def score(session):
-      return tasks.TASKS[data.kind].score(
+      return graph.evaluation.task.score(
           training_graph.evaluate(session, graph.evaluation, data), data)
 
     with tf.Session(config=graph.config) as session:

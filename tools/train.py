@@ -5,12 +5,17 @@
     --data_dir=cifar-10-python.tar.gz --logdir=/tmp/resnet20
   python tools/train.py --devices=/gpu:0,/gpu:1 --dataset=/data/mnist.npz
   python tools/train.py --model=unet --dataset=shapes
+  python tools/train.py --model=simclr
+  python tools/train.py --model=dcgan
 
 By default a small convolutional network learns the 1,797 handwritten digits
 that come with scikit-learn, in two towers on the CPU, in about a minute. The
 last line on standard output is the score on images that it did not train on:
 the accuracy; or, for a data set with one class per pixel, the mean over the
-classes of intersection over union (IoU), below a table of each class.
+classes of intersection over union (IoU), below a table of each class. simclr
+learns without labels; its score is the accuracy of the nearest neighbours by
+its features. dcgan learns to make images; its score says how much they are like
+the test images (see tools/adversarial.py), and --logdir gets a picture of them.
 
 The batch size is GLOBAL: it is that of all towers together, and the learning
 rate is the one for that batch size on one device. Neither changes with the
@@ -22,6 +27,10 @@ images of a step depend on --seed and the step alone (and on how many batches
 were skipped before), so that a continued run does what an uninterrupted one
 would have done. The number of towers may change on the way: it is not in the
 checkpoint.
+
+On several machines, or as several processes on this one, see --job_name:
+
+  python tools/launch.py --workers=2 --ps=1 -- --logdir=/tmp/digits
 """
 
 import signal
@@ -36,7 +45,7 @@ import dataclasses
 import functools
 import math
 import pathlib
-from typing import Optional, Sequence, Union
+from typing import NamedTuple, Optional, Sequence, Union
 
 # The checkout's `models` and `tools` are not installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -48,6 +57,7 @@ startup.load_tensorflow()
 from absl import flags
 import tensorflow.compat.v1 as tf
 
+from tools import cluster_run
 from tools import command_line
 from tools import datasets
 from tools import schedules
@@ -71,11 +81,14 @@ def _flags() -> flags.FlagValues:
                     for name, (_, rate) in training_options.OPTIMIZERS.items())
   sizes = ", ".join(f"{task.batch_size} for {kind}"
                     for kind, task in tasks.TASKS.items())
+  models = "; ".join(f"for {kind}: {', '.join(task.networks)}"
+                     for kind, task in tasks.TASKS.items())
 
   defaults = training.Options()
-  choice("model", defaults.model, [*tasks.CLASSIFIERS, *tasks.SEGMENTERS],
-         f"The network to train: {', '.join(tasks.SEGMENTERS)} for "
-         "segmentation (one class per pixel), the others for classification.")
+  choice("model", defaults.model,
+         [name for task in tasks.TASKS.values() for name in task.networks],
+         f"The network to train, {models}. Those for segmentation give each "
+         "pixel a class.")
   text("dataset", defaults.dataset,
        f"One of {', '.join(datasets.NAMES)}; or the path of an .npz file with "
        "x_train, y_train, x_test and y_test. shapes and voc are for "
@@ -122,9 +135,11 @@ def _flags() -> flags.FlagValues:
          "Highest learning rate, see --schedule. It is the rate for the GLOBAL "
          "batch size: do NOT multiply it by the number of towers. When you "
          "change the batch size, change it too, by about the same factor (not "
-         f"for adam). Default: {rates}. alexnet needs about a tenth of that.")
+         f"for adam). Default: {rates}; alexnet needs about a tenth of that. "
+         "dcgan: 0.0002 for adam.")
   choice("optimizer", defaults.optimizer, list(training_options.OPTIMIZERS),
-         "momentum (of 0.9), adam or sgd.")
+         "momentum (of 0.9), adam or sgd. Default: momentum; for simclr and "
+         "dcgan adam, which has a beta1 of 0.5 for the latter.")
   choice("schedule", defaults.schedule, list(schedules.SCHEDULES),
          "How the learning rate falls. cosine and linear: to 0. steps: to a "
          "tenth after half of the steps, and again after three quarters. "
@@ -136,7 +151,8 @@ def _flags() -> flags.FlagValues:
          "Factor of half the sum of squares of all kernels in the loss.")
   number("label_smoothing", defaults.label_smoothing,
          "Part of the probability that all classes share in the loss, in place "
-         "of the right one alone. For classification.", upper_bound=1.0)
+         "of the right one alone. For classification and segmentation.",
+         upper_bound=1.0)
   choice("precision", defaults.precision,
          list(training_options.PRECISIONS),
          "Type in which the network computes; variables, loss and statistics "
@@ -170,17 +186,35 @@ def _flags() -> flags.FlagValues:
         "a little too good. Default: never.")
   count("summarize_images", defaults.summarize_images,
         "Number of test images to show in TensorBoard at each test; for "
-        "segmentation with their masks: what is right, and what is found.",
+        "segmentation with their masks: what is right, and what is found; of "
+        "dcgan, made images. Default: 16 for dcgan, else 0.",
         lower_bound=0)
   names("trace_steps", defaults.trace_steps,
         "Batches of which to write Chrome traces into the folder traces of "
         "--logdir, counted from 1, such as 10,20: what ran when in each tower. "
         "Open them in chrome://tracing.")
+  cluster_run.define_flags(values)
   return values
+
+
+class Command(NamedTuple):
+  """What a command line asks for."""
+  options: training.Options
+  cluster: cluster_run.ClusterOptions
 
 
 def parse(argv: Sequence[str]) -> Optional[training.Options]:
   """Returns the options that a command line asks for; None if it is for help.
+
+  Raises:
+    training.UsageError: See `parse_command`.
+  """
+  command = parse_command(argv)
+  return command and command.options
+
+
+def parse_command(argv: Sequence[str]) -> Optional[Command]:
+  """Returns what a command line asks for; None if it is for help.
 
   Raises:
     training.UsageError: If a flag is unknown or has a bad value.
@@ -199,7 +233,7 @@ def parse(argv: Sequence[str]) -> Optional[training.Options]:
       options, loss_scale=_loss_scale(options.loss_scale),
       trace_steps=_trace_steps(options.trace_steps))
   training_options.check_devices(options)
-  return options
+  return Command(options, cluster_run.options_of(values))
 
 
 def _loss_scale(text: Optional[str]) -> Union[None, float, str]:
@@ -227,9 +261,12 @@ def _trace_steps(texts: Sequence[str]) -> Sequence[int]:
   return steps
 
 
-def train(options: training.Options) -> int:
+def train(options: training.Options,
+          cluster: Optional[cluster_run.ClusterOptions] = None) -> int:
   """Does what the options say; returns the exit status of the process."""
-  result = training.run(options)
+  result = training.run(options, cluster)
+  if result is None:
+    return 0  # The chief of the cluster says what training came to.
   if result.score is None:
     print(f"Interrupted: saved step {result.step}. To continue, give the same "
           f"flags and --logdir={result.logdir}", file=sys.stderr)
@@ -252,8 +289,8 @@ def main(argv: Sequence[str]) -> int:
   tf.disable_v2_behavior()
 
   def action():
-    options = parse(argv)
-    return 0 if options is None else train(options)
+    command = parse_command(argv)
+    return 0 if command is None else train(*command)
 
   return command_line.ended(argv, action)
 

@@ -4,16 +4,19 @@ import contextlib
 import dataclasses
 import pathlib
 import signal
-from typing import Callable, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 import tqdm
 
+from tools import cluster_run
 from tools import command_line
 from tools import datasets
+from tools import evaluator
 from tools import logdirs
 from tools import pictures
+from tools import places
 from tools import tasks
 from tools import training_graph
 from tools import training_options
@@ -24,6 +27,9 @@ UsageError = training_options.UsageError
 
 # A dynamic loss scale finds its size in about 15 batches.
 MAX_SKIPPED = 50
+
+# After how many lost sessions in a row to give up, on a cluster.
+MAX_SESSIONS = 10
 
 # One batch in so many is traced for the time that devices wait for input.
 TRACE_STEPS = 25
@@ -66,13 +72,25 @@ def catch_interrupt() -> Iterator[Callable[[], bool]]:
     signal.signal(signal.SIGINT, previous)
 
 
+class _AtSession(tf.train.SessionRunHook):
+  """Does something in each new session."""
+
+  def __init__(self, action: Callable[[tf.Session], None]):
+    self._action = action
+
+  def after_create_session(self, session: tf.Session, coord: Any) -> None:
+    del coord
+    self._action(session)
+
+
 class Trainer:
   """A run whose graph is built; its parts share the session and the files."""
 
   def __init__(self, graph: training_graph.Training, data: datasets.Dataset,
-               options: Options):
+               options: Options, place: places.Places):
     """Prepares savers and hooks; `options.logdir` must be there."""
     self._graph, self._data, self._options = graph, data, options
+    self._place = place
     self._saver = towers.checkpoints.Saver(save_relative_paths=True)
     self._best_saver = towers.checkpoints.Saver(
         save_relative_paths=True, max_to_keep=1)
@@ -90,7 +108,7 @@ class Trainer:
     Raises:
       UsageError: See `logdirs.restore`.
     """
-    listeners = [self._throughput, self._starvation]
+    listeners = [_AtSession(self._start), self._throughput, self._starvation]
     if self._graph.skipped is None:
       listeners.append(towers.hooks.StopOnNanHook(self._graph.loss))
     if self._options.trace_steps:
@@ -104,20 +122,29 @@ class Trainer:
         logdirs.restore(session, self._saver, path)
 
     scaffold = tf.train.Scaffold(saver=self._saver, init_fn=restore)
-    creator = tf.train.ChiefSessionCreator(scaffold, config=self._graph.config)
-    with tf.train.MonitoredSession(creator, hooks=listeners) as session:
+    with self._place.session(self._graph.train, scaffold, hooks=listeners,
+                             config=self._graph.config) as session:
       self._session = session
       yield
 
-  @property
-  def _quiet_session(self) -> tf.Session:
-    """The session without the hooks, which count what they see as steps."""
-    return self._session.run_step_fn(lambda step_context: step_context.session)
+  def _quiet(self, action: Callable[[tf.Session], Any]) -> Any:
+    """Does something without the hooks, which count what they see as steps."""
+    for _ in range(MAX_SESSIONS):
+      try:
+        return self._session.run_step_fn(
+            lambda step_context: action(step_context.session))
+      except RuntimeError as error:
+        # A task of the cluster died meanwhile, and there is a new session.
+        if "closed Session" not in str(error):
+          raise
+    raise UsageError("the processes of the cluster must not die all the time: "
+                     f"{MAX_SESSIONS} sessions were lost. See their logs.")
 
   @property
   def step(self) -> int:
     """The global step."""
-    return int(self._quiet_session.run(self._graph.global_step))
+    return int(self._quiet(
+        lambda session: session.run(self._graph.global_step)))
 
   def is_done(self, step: int) -> bool:
     """Whether there is nothing left to train at that step."""
@@ -134,73 +161,91 @@ class Trainer:
         the logdir can no longer be written to.
     """
     options = self._options
-    step, score, confusion = self.step, None, None
-    self._start(step)
+    step, score, found = self.step, None, None
     with logdirs.event_writer(options.logdir, step) as self._writer, \
         catch_interrupt() as interrupted, tqdm.tqdm(
             initial=step, total=options.steps, unit="step",
             dynamic_ncols=True) as bar:
       while not self.is_done(step) and not interrupted():
-        step, loss, learning_rate = self._run_step(step)
+        step, losses, learning_rate = self._run_step(step)
         last = step == options.steps
-        bar.set_postfix_str(self._progress(loss, learning_rate), refresh=last)
-        bar.update()
+        bar.set_postfix_str(self._progress(losses["loss"], learning_rate),
+                            refresh=last)
+        bar.update(step - bar.n)
         if step % options.log_every == 0 or last:
-          self._log(step, loss=loss, learning_rate=learning_rate,
+          self._log(step, **losses, learning_rate=learning_rate,
                     images_per_second=self._throughput.examples_per_second)
         if last or step % options.evaluate_every == 0 and not interrupted():
           with self._throughput.paused():
             self._save(step)
-            score, confusion = self.evaluate()
+            score, found = self.evaluate()
             self._note(step, score)
     if not self.is_done(step):
       self._save(step)
       return Result(step, None, options.logdir, self._best)
-    return self._result(step, score, confusion)
+    return self._result(step, score, found)
+
+  def follow(self) -> None:
+    """Trains along with the chief of a cluster, which saves and tests.
+
+    Ctrl-C is left to the chief, too: it must not wait for who has gone.
+    """
+    step = self.step
+    with catch_interrupt():
+      while step < self._options.steps and not self._session.should_stop():
+        step, _, _ = self._run_step(step)
 
   def test(self) -> Result:
     """Evaluates only; for a run that is done."""
     return self._result(self.step, *self.evaluate())
 
-  def evaluate(self) -> Tuple[tasks.Score, np.ndarray]:
-    """Returns the score on the test images, and their confusion matrix."""
-    confusion = training_graph.evaluate(
-        self._quiet_session, self._graph.evaluation, self._data)
-    return tasks.TASKS[self._data.kind].score(confusion, self._data), confusion
+  def evaluate(self) -> Tuple[tasks.Score, Any]:
+    """Returns the score on the test images, and what it is the score of."""
+    evaluation = self._graph.evaluation
+    found = self._quiet(lambda session: training_graph.evaluate(
+        session, evaluation, self._data))
+    return evaluation.task.score(found, self._data), found
 
-  def _start(self, step: int) -> None:
+  def _start(self, session: tf.Session) -> None:
     """Goes to the first batch after those that the run has behind it."""
-    batches = step * self._options.accumulate_steps
+    batches = int(session.run(self._graph.global_step))
+    batches *= self._options.accumulate_steps
     if self._graph.skipped is not None:
-      batches += int(self._quiet_session.run(self._graph.skipped))
-    self._quiet_session.run(
-        self._graph.start, {self._graph.first_batch: batches})
+      batches += int(session.run(self._graph.skipped))
+    session.run(self._graph.start, {
+        self._graph.first_batch: self._place.first_batch(batches)})
 
-  def _run_step(self, step: int) -> Tuple[int, float, float]:
+  def _run_step(self, step: int) -> Tuple[int, Dict[str, float], float]:
     """Runs batches until they have made the step after `step`.
 
     Returns:
-      The step, the mean of the loss over its images, and the learning rate.
+      The step, the means of the losses over its images, and the learning rate.
     """
-    graph, losses, sizes = self._graph, [], []
-    fetches = [graph.step_after, graph.loss, graph.learning_rate,
-               graph.weights]
+    graph, runs, sizes = self._graph, [], []
+    fetches = [graph.step_after, {"loss": graph.loss, **graph.part_losses},
+               graph.learning_rate, graph.weights]
     while True:
       try:
-        reached, loss, learning_rate, weights = self._session.run(fetches)
+        reached, losses, learning_rate, weights = self._session.run(fetches)
       except tf.errors.InvalidArgumentError as error:
         if f"`{graph.loss.name}` must be finite" not in str(error):
           raise
         raise UsageError(
             f"the loss was NaN or infinite in step {step + 1}. Give a lower "
             "`--learning_rate` and another `--logdir`.") from error
-      losses.append(loss)
+      runs.append(losses)
       sizes.append(weights.sum())
-      if reached > step:
-        kept = np.isfinite(losses)  # The others were skipped.
-        loss = np.average(np.where(kept, losses, 0.0), weights=sizes * kept)
-        return int(reached), float(loss), learning_rate
-      if len(losses) >= self._options.accumulate_steps + MAX_SKIPPED:
+      reached = self._place.reached(reached, lambda: self.step)
+      goes_on = self._place.goes_on(step, reached)
+      if not goes_on:
+        self._quiet(self._start)
+      if reached != step or not goes_on or self._session.should_stop():
+        kept = np.isfinite([run["loss"] for run in runs])  # Else skipped.
+        return reached, {
+            name: float(np.average(
+                np.where(kept, [run[name] for run in runs], 0.0),
+                weights=sizes * kept)) for name in losses}, learning_rate
+      if len(runs) >= self._options.accumulate_steps + MAX_SKIPPED:
         raise UsageError(
             f"the gradients of {MAX_SKIPPED} batches or more in step "
             f"{step + 1} were not finite. Give a lower `--learning_rate` and "
@@ -215,33 +260,40 @@ class Trainer:
     return ", ".join(parts)
 
   def _save(self, step: int) -> None:
+    self._quiet(lambda session: self._save_in(session, step))
+
+  def _save_in(self, session: tf.Session, step: int) -> None:
+    if session.run(self._graph.global_step) != step:
+      return  # The cluster has lost a task, and went back to a checkpoint.
     with logdirs.writing(self._options.logdir):
       self._saver.save(
-          self._quiet_session, str(pathlib.Path(
-              self._options.logdir, logdirs.NAME)), step,
+          session, str(pathlib.Path(self._options.logdir, logdirs.NAME)), step,
           write_meta_graph=False)
 
   def _note(self, step: int, score: tasks.Score) -> None:
     """Writes a score for TensorBoard, and keeps the variables if it is best."""
     self._log(step, **{score.tag: score.value})
-    shown = self._graph.evaluation.pictures
-    with logdirs.writing(self._options.logdir):
-      if shown is not None:
-        self._quiet_session.run(self._graph.evaluation.start)
-        self._writer.add_summary(self._quiet_session.run(shown), step)
+    if self._graph.evaluation.pictures is not None:
+      shown = self._quiet(self._pictures)
+      with logdirs.writing(self._options.logdir):
+        self._writer.add_summary(shown, step)
         self._writer.flush()
-      if self._best is None or score.value > self._best.value:
-        self._best = logdirs.Best(step, score.value)
-        logdirs.write_best(self._best, self._quiet_session, self._best_saver,
-                           self._options.logdir)
+    if self._best is None or score.value > self._best.value:
+      self._best = logdirs.Best(step, score.value)
+      with logdirs.writing(self._options.logdir):
+        self._quiet(lambda session: logdirs.write_best(
+            self._best, session, self._best_saver, self._options.logdir))
 
-  def _result(self, step: int, score: tasks.Score,
-              confusion: np.ndarray) -> Result:
+  def _pictures(self, session: tf.Session) -> bytes:
+    session.run(self._graph.evaluation.start)
+    return session.run(self._graph.evaluation.pictures)
+
+  def _result(self, step: int, score: tasks.Score, found: Any) -> Result:
     with logdirs.writing(self._options.logdir):
       drawn = [
           pictures.draw_curves(self._options.logdir),
-          pictures.draw_confusion(
-              confusion, self._options.logdir, data=self._data)]
+          self._graph.evaluation.task.draw(
+              found, self._options.logdir, self._data)]
     return Result(step, score, self._options.logdir, self._best,
                   tuple(filter(None, drawn)))
 
@@ -252,33 +304,64 @@ class Trainer:
           for tag, value in scalars.items() if value is not None]), step)
 
 
-def run(options: Options) -> Result:
+def run(options: Options,
+        cluster: Optional[cluster_run.ClusterOptions] = None
+       ) -> Optional[Result]:
   """Trains, or continues, and tests, in a graph of its own.
+
+  Args:
+    options: What to do.
+    cluster: Which task of a cluster does it, if there is one.
+
+  Returns:
+    What the run came to; None in tasks of a cluster that do not save and test.
 
   Raises:
     UsageError: If the options do not fit the data, the machine or the
-      checkpoint, the loss is no longer finite, or a disk is full.
+      checkpoint, the loss is no longer finite, or a disk is full; if a task of
+      the cluster is missing or has other options.
   """
+  place = places.Places(options)
+  if cluster is not None and cluster.in_use:
+    place = cluster_run.started(cluster, options)
+    if place.is_server:
+      with catch_interrupt():  # The chief, which gets it too, ends training.
+        place.serve()
+      return None
   data = load_data(options)
   options = training_options.completed(options, data)
   # Before the build, which takes long for a deep network.
   options = dataclasses.replace(options, logdir=logdirs.prepare(options))
+  if place.is_evaluator:
+    return evaluator.follow(options, data, place)
   with tf.Graph().as_default():
-    graph = training_graph.build(options, data)
-    size = sum(variable.shape.num_elements()
-               for variable in tf.trainable_variables())
-    trainer = Trainer(graph, data, options)
+    graph = training_graph.build(options, data, place)
+    if place.only_reads:
+      with catch_interrupt():
+        place.serve()
+      return None
+    trainer = Trainer(graph, data, options, place)
     with trainer.open():
-      with logdirs.writing(options.logdir):
-        training_options.save_run(
-            training_options.run_of(options, data), options.logdir)
-      step = trainer.step
-      print(f"{options.model}, {size:,} parameters, on {options.dataset}: "
-            f"{data.size('train'):,} images to train on, "
-            f"{data.size('test'):,} to test on")
-      print(f"logdir: {options.logdir}" +
-            (f", continuing from step {step}" if step else ""), flush=True)
-      return trainer.test() if trainer.is_done(step) else trainer.train()
+      if not place.is_chief:
+        return trainer.follow()
+      return _lead(trainer, options, data)
+
+
+def _lead(trainer: Trainer, options: Options,
+          data: datasets.Dataset) -> Result:
+  """Trains and tests; what the only or the first process of a run does."""
+  size = sum(variable.shape.num_elements()
+             for variable in tf.trainable_variables())
+  with logdirs.writing(options.logdir):
+    training_options.save_run(
+        training_options.run_of(options, data), options.logdir)
+  step = trainer.step
+  print(f"{options.model}, {size:,} parameters, on {options.dataset}: "
+        f"{data.size('train'):,} images to train on, "
+        f"{data.size('test'):,} to test on")
+  print(f"logdir: {options.logdir}" +
+        (f", continuing from step {step}" if step else ""), flush=True)
+  return trainer.test() if trainer.is_done(step) else trainer.train()
 
 
 def load_data(options: Options) -> datasets.Dataset:

@@ -5,7 +5,6 @@ checkpoints.
 """
 
 import dataclasses
-import functools
 import json
 import os
 import pathlib
@@ -16,21 +15,13 @@ import tensorflow.compat.v1 as tf
 
 from tools import command_line
 from tools import datasets
+from tools import precision
+from tools import task
 from tools import tasks
 
-# Constructors that take the learning rate, and its default.
-OPTIMIZERS = {
-    "momentum": (functools.partial(tf.train.MomentumOptimizer, momentum=0.9),
-                 0.1),
-    "adam": (tf.train.AdamOptimizer, 0.001),
-    "sgd": (tf.train.GradientDescentOptimizer, 0.1),
-}
-
-
+OPTIMIZERS = task.OPTIMIZERS
+PRECISIONS = precision.PRECISIONS
 UsageError = command_line.UsageError
-
-# Types in which a model may compute; variables are float32 in any case.
-PRECISIONS = ("float32", "float16", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +41,7 @@ class Options:
   accumulate_steps: int = 1
   steps: int = 600
   learning_rate: Optional[float] = None
-  optimizer: str = "momentum"
+  optimizer: Optional[str] = None
   schedule: str = "cosine"
   warm_up: float = 0.05
   weight_decay: float = 1e-4
@@ -64,7 +55,7 @@ class Options:
   log_every: int = 10
   evaluate_every: int = 200
   early_stop: Optional[int] = None
-  summarize_images: int = 0
+  summarize_images: Optional[int] = None
   trace_steps: Sequence[int] = ()
 
   @property
@@ -79,10 +70,11 @@ def completed(options: Options, data: datasets.Dataset) -> Options:
   Raises:
     UsageError: If the options do not fit the data set, or each other.
   """
-  misfit = tasks.misfit(options.model, data)
-  if misfit is not None:
-    raise UsageError(misfit)
-  batch_size = options.batch_size or tasks.TASKS[data.kind].batch_size
+  learned = tasks.of_model(options.model)
+  for reason in (tasks.misfit(options.model, data), learned.refusal(options)):
+    if reason is not None:
+      raise UsageError(reason)
+  batch_size = options.batch_size or learned.batch_size
   if options.remainder == "drop" and batch_size > data.size("train"):
     raise UsageError(
         "`--batch_size` must be at most the number of training images with "
@@ -95,10 +87,6 @@ def completed(options: Options, data: datasets.Dataset) -> Options:
         f"which would count the images that fill up a batch: got "
         f"{options.model}. Use `--remainder=keep`, where the last batch of an "
         "epoch is short and each image counts once.")
-  if options.label_smoothing and data.kind == datasets.SEGMENTATION:
-    raise UsageError(
-        "`--label_smoothing` must be 0 for segmentation: got "
-        f"{options.label_smoothing} with {data.name}. Leave it out.")
   scale = options.loss_scale
   if scale is None and options.precision == "float16":
     scale = "dynamic"  # Its smallest number is 6e-8; gradients are smaller.

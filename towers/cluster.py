@@ -229,6 +229,17 @@ class Cluster:
                        "Build towers there.")
     self._talk().serve(self._all_facts())
 
+  def check_chief(self) -> None:
+    """Checks that the chief is up, for an evaluator that waits for it.
+
+    Raises:
+      ClusterError: If it is not.
+    """
+    why = cluster_network.fault(self._members.chief)
+    if why is not None:
+      raise ClusterError("`jobs` must have a chief that is up: got "
+                         f"{self._members.chief} ({why}). Start it again.")
+
   def _talk(self) -> cluster_talk.Talk:
     """Returns how this task and the others tell each other what they do."""
     if not self.target:

@@ -11,6 +11,8 @@ from tools.datasets.arrays import Split
 from tools.datasets.dataset import CLASSIFICATION
 from tools.datasets.dataset import Dataset
 from tools.datasets.dataset import SEGMENTATION
+from tools.datasets.dataset import Share
+from tools.datasets.dataset import WHOLE
 from tools.datasets.errors import DatasetError
 from tools.datasets.loading import load
 from tools.datasets.loading import NAMES
@@ -23,5 +25,7 @@ __all__ = (
     "load",
     "NAMES",
     "SEGMENTATION",
+    "Share",
     "Split",
+    "WHOLE",
 )

@@ -1,7 +1,7 @@
 """What all data sets look like to a training script: batches by `tf.data`."""
 
 import dataclasses
-from typing import Callable, Optional, Tuple, Union
+from typing import Callable, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -15,6 +15,24 @@ CLASSIFICATION = "classification"
 SEGMENTATION = "segmentation"
 
 SPLITS = ("train", "test")
+
+
+class Share(NamedTuple):
+  """Which rows of each batch: those of tower `index` of `count`.
+
+  A batch is dealt out as `towers.build_towers` does.
+  """
+  index: int
+  count: int
+
+  def bounds(self, batch_size: int) -> Tuple[int, int]:
+    """Returns the number of the first row, and of the one after the last."""
+    size, more = divmod(batch_size, self.count)
+    first = self.index * size + min(self.index, more)
+    return first, first + size + (self.index < more)
+
+
+WHOLE = Share(0, 1)
 
 # Each seed and epoch must give numbers of their own in 64 bits.
 MAX_SEED = 2**31 - 1
@@ -68,7 +86,8 @@ class Dataset:
   def batches(self, split: str, batch_size: int, *, seed: int = 0,
               augment: Optional[bool] = None, repeat: Optional[bool] = None,
               remainder: Optional[str] = None, shuffle: Optional[bool] = None,
-              skip: Union[int, tf.Tensor] = 0) -> tf.data.Dataset:
+              skip: Union[int, tf.Tensor] = 0,
+              share: Share = WHOLE) -> tf.data.Dataset:
     """Makes batches of images that are ready for a model.
 
     The same arguments give the same batches, in every process: the order
@@ -91,6 +110,8 @@ class Dataset:
       skip: Number of batches to leave out at the start, such as the steps that
         a run which continues has behind it; costs no reading. An int, or an
         int64 scalar tensor, with which the iterator must be initializable.
+      share: Which rows of each batch to read, where the others are read
+        elsewhere; with full batches only, so not with a remainder of "keep".
 
     Returns:
       A data set with elements `(images, labels, weights)`: float32 tensors of
@@ -110,14 +131,20 @@ class Dataset:
       remainder = _default_remainder(split)
     table = self._table(split)
     _check(table, batch_size, seed, remainder, skip)
+    _check_share(share, batch_size, remainder)
     steps = order.num_batches(len(table), batch_size, remainder)
     skip = tf.cast(skip, tf.int64)
-    first_epoch, first_row = skip // steps, skip % steps * batch_size
+    first, end = share.bounds(batch_size)
+    first_epoch, first_row = skip // steps, skip % steps * (end - first)
 
     def rows_of(epoch):
-      return tuple(order.epoch_rows(
+      found = order.epoch_rows(
           int(epoch), num_rows=len(table), batch_size=batch_size,
-          remainder=remainder, seed=seed if shuffle else None))
+          remainder=remainder, seed=seed if shuffle else None)
+      if share == WHOLE:
+        return tuple(found)
+      return tuple(values.reshape([-1, batch_size])[:, first:end].ravel()
+                   for values in found)
 
     def batches_of(epoch):
       rows, weights = tf.numpy_function(
@@ -136,7 +163,7 @@ class Dataset:
 
       return table.rows(numbers).map(
           finish, num_parallel_calls=tf.data.experimental.AUTOTUNE).batch(
-              batch_size, drop_remainder=remainder != "keep")
+              end - first, drop_remainder=remainder != "keep")
 
     last_epoch = np.iinfo(np.int64).max if repeat else 1
     epochs = tf.data.Dataset.range(first_epoch, last_epoch)
@@ -184,3 +211,15 @@ def _check(table: tables.Table, batch_size: int, seed: int, remainder: str,
     raise ValueError(f"`seed` must be from 0 to {MAX_SEED}: got {seed}.")
   if not tf.is_tensor(skip) and skip < 0:
     raise ValueError(f"`skip` must be at least 0: got {skip}.")
+
+
+def _check_share(share: Share, batch_size: int, remainder: str) -> None:
+  if share == WHOLE:
+    return
+  if not 0 <= share.index < share.count <= batch_size:
+    raise ValueError(
+        "`share` must have a row of each batch: expected an index below the "
+        f"count, and that at most the batch size of {batch_size}, got {share}.")
+  if remainder == "keep":
+    raise ValueError("`share` must be of full batches: got `remainder` "
+                     f"{remainder!r} with {share}. Use \"drop\" or \"repeat\".")

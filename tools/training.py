@@ -167,15 +167,21 @@ class Trainer:
             initial=step, total=options.steps, unit="step",
             dynamic_ncols=True) as bar:
       while not self.is_done(step) and not interrupted():
+        before = step
         step, losses, learning_rate = self._run_step(step)
-        last = step == options.steps
+        last = step >= options.steps
+
+        # Steps of other workers may lie between.
+        def passed(every, before=before, after=step):
+          return after // every > before // every
+
         bar.set_postfix_str(self._progress(losses["loss"], learning_rate),
                             refresh=last)
         bar.update(step - bar.n)
-        if step % options.log_every == 0 or last:
+        if passed(options.log_every) or last:
           self._log(step, **losses, learning_rate=learning_rate,
                     images_per_second=self._throughput.examples_per_second)
-        if last or step % options.evaluate_every == 0 and not interrupted():
+        if last or passed(options.evaluate_every) and not interrupted():
           with self._throughput.paused():
             self._save(step)
             score, found = self.evaluate()
@@ -263,7 +269,7 @@ class Trainer:
     self._quiet(lambda session: self._save_in(session, step))
 
   def _save_in(self, session: tf.Session, step: int) -> None:
-    if session.run(self._graph.global_step) != step:
+    if session.run(self._graph.global_step) < step:
       return  # The cluster has lost a task, and went back to a checkpoint.
     with logdirs.writing(self._options.logdir):
       self._saver.save(

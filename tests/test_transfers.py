@@ -207,6 +207,44 @@ class PurposeTest(parameterized.TestCase):
         self.assertBetween(transfer.num_bytes, 4 * channels, 6 * channels)
         self.assertEqual(transfer.unknown, 0)
 
+  @parameterized.parameters(("shared", 2 * 4 * 5), ("replicated", 0))
+  def test_packed_tensors_keep_their_purpose(self, variables, more):
+    """Bytes by purpose are the same in one message as in many.
+
+    But for the gradients of scale and offset, where these travel as sums too.
+    """
+    sums = []
+    for pack_bytes in (0, 2**20):
+      with tf.Graph().as_default() as graph, tf.device("/cpu:0"):
+        _, _, build = built(2, 6, variables=variables)
+        train_op = build.minimize(tf.train.MomentumOptimizer(0.1, 0.9),
+                                  pack_bytes=pack_bytes)
+      sums.append({
+          (t.source, t.target, t.purpose): t.num_bytes
+          for t in found_in(graph, train_op) if t.purpose in (
+              transfers.PARAMETERS, transfers.GRADIENTS)})
+    sums[0]["/device:CPU:1", "/device:CPU:0", "gradients"] += more
+    self.assertEqual(*sums)
+
+  def test_concat_by_that_name_of_something_else(self):
+    with tf.Graph().as_default() as graph:
+      with tf.device("/cpu:0"):
+        x = tf.concat([tf.zeros([2]) + 1.0, tf.zeros([1])], 0, name="packed")
+      with tf.device("/cpu:1"):
+        tf.square(x)
+    found, = found_in(graph)
+    self.assertEqual((found.purpose, found.num_bytes), (transfers.OTHER, 12))
+
+  def test_what_an_accumulator_gets(self):
+    with tf.Graph().as_default() as graph:
+      with tf.device("/cpu:0"):
+        x = tf.zeros([20]) + 1.0
+      with tf.device("/cpu:1"):
+        tf.ConditionalAccumulator(tf.float32, [20]).apply_grad(x)
+    found, = found_in(graph)
+    self.assertEqual((found.purpose, found.num_bytes),
+                     (transfers.GRADIENTS, 80))
+
   def test_what_is_only_waited_for(self):
     with tf.Graph().as_default() as graph:
       with tf.device("/cpu:0"):

@@ -22,6 +22,8 @@ _STATISTICS = re.compile(
     r"batch_?norm|moments/|whole_batch|(?:^|[/_])bn[\d_]*/", re.IGNORECASE)
 # Where `towers` puts what the towers make together.
 _MERGE = re.compile(r"(?:^|/)cross_\w+?/")
+# Several tensors in one message, see `packing`.
+_PACKED = re.compile(r"(?:^|/)packed(?:_\d+)?$")
 
 
 class Transfer(NamedTuple):
@@ -62,8 +64,9 @@ def between_devices(nodes: graph_nodes.Nodes, scopes: scopes_lib.Scopes,
     if needed is not None and node not in needed:
       continue
     for (port, target), readers in _sent(node, needed).items():
+      num_bytes: Optional[int] = 0
       if port == _AFTER:
-        purpose, num_bytes = CONTROL, 0
+        purpose = CONTROL
       elif _is_copied(nodes, node):
         continue
       else:
@@ -97,9 +100,9 @@ def _is_copied(nodes: graph_nodes.Nodes, node: graph_nodes.Node) -> bool:
   if node.op != "Const" or "CPU" not in node.device or node.followers or (
       len({reader.device for reader in node.readers}) < 2):
     return False
-  shape = nodes.output_shape(node, 0)
-  return shape is not None and (
-      (shape[1].num_elements() or 0) <= _COPIED_ELEMENTS)
+  known = nodes.output_shape(node, 0)
+  return known is not None and known[1] is not None and (
+      (known[1].num_elements() or 0) <= _COPIED_ELEMENTS)
 
 
 def _num_bytes(nodes: graph_nodes.Nodes, node: graph_nodes.Node,
@@ -115,11 +118,17 @@ def _num_bytes(nodes: graph_nodes.Nodes, node: graph_nodes.Node,
 
 def _purpose(node: graph_nodes.Node, readers: List[graph_nodes.Node],
              scopes: scopes_lib.Scopes) -> str:
+  if node.op == "ConcatV2" and _PACKED.search(node.name):
+    first = node.inputs[0][0]  # All in a message are of one kind.
+    if first.op == "Reshape":
+      node = first.inputs[0][0]
   if node.value_of is not None or node.handle is not None:
     return PARAMETERS
   if _is_statistics(node, readers, scopes):
     return MOMENTS
-  if node.is_backward or any(reader.is_apply for reader in readers):
+  if node.is_backward or any(
+      reader.is_apply or reader.op.endswith("AccumulatorApplyGradient")
+      for reader in readers):
     return GRADIENTS
   if node.origin == graph_nodes.FROM_INPUT and scopes.place(node) is None:
     return INPUTS

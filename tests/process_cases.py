@@ -27,16 +27,16 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
 
-def wait_until(condition, what):
+def wait_until(condition, what, *, pause=0.01, seconds=SECONDS):
   """Returns the first true value of a function; fails after a while."""
-  end = time.monotonic() + SECONDS
+  end = time.monotonic() + seconds
   while True:
     value = condition()
     if value:
       return value
     if time.monotonic() > end:
       raise AssertionError(f"timed out: {what}")
-    time.sleep(0.01)
+    time.sleep(pause)
 
 
 def wait_for_text(path, text):

@@ -157,6 +157,17 @@ class GraphTest(absltest.TestCase):
     self.assertEqual(in_graph.parameter_devices,
                      ("/job:worker/task:0/device:CPU:0",))
 
+  def test_no_run_takes_longer_than_the_time_limit(self):
+    for limit, expected in ((2.5, 2500), (float("inf"), 2**31 - 1)):
+      cluster = cluster_lib.Cluster(JOBS, job="worker", time_limit=limit)
+      with tf.Graph().as_default():
+        graph = towers.build_towers(lambda: tf.get_variable("w", []) * 2.0,
+                                    cluster.tower_devices)
+        for given, value in (({}, expected),
+                             ({"operation_timeout_in_ms": 7}, 7)):
+          config = cluster._session_config(graph, dict(given))
+          self.assertEqual(config.operation_timeout_in_ms, value)
+
   def test_tf_config(self):
     text = json.dumps({"cluster": JOBS, "task": {"type": "ps", "index": 1}})
     cluster = cluster_lib.Cluster.from_environment(text, devices=1)
@@ -252,7 +263,7 @@ class MissingTest(absltest.TestCase):
       cluster_cases.trained(self.started(addresses, "worker", 1))
     with self.assertRaisesRegex(
         cluster_lib.ClusterError,
-        r"chief to come back: worker 0 \(.*\) has been gone for 1 s \(Conn"):
+        r"task to come back: worker 0 \(.*\) has been gone for 1 s \(Connec"):
       server.serve()
 
   def test_c049_missing_worker(self):

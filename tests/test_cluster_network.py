@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from unittest import mock
 
 from absl.testing import absltest
 import cluster_cases
@@ -76,6 +77,52 @@ class WaitTest(absltest.TestCase):
       self.assertIsNone(cluster_network.fault(late))
     self.assertEqual(cluster_network.state(late),
                      f"worker 0 ({address}): Connection refused")
+
+  def test_watch_names_who_is_gone_for_too_long(self):
+    closed, = cluster_cases.free_addresses(1)
+    with mock.patch.object(cluster_network, "_LOOK_SECONDS", 0.0), \
+        socket.socket() as listening:
+      listening.bind(("127.0.0.1", 0))
+      listening.listen()
+      watch = cluster_network.Watch(
+          [task(f"127.0.0.1:{listening.getsockname()[1]}"), task(closed, 1)],
+          0.3)
+      watch.check()
+      time.sleep(0.4)
+      with self.assertRaisesRegex(
+          cluster_network.ClusterError,
+          r"must suffice for a task to come back: worker 1 \(.*\) has been "
+          r"gone for 0 s \(Connection refused\)\. Start it again"):
+        watch.check()
+
+  def test_watch_forgets_who_comes_back(self):
+    address, = cluster_cases.free_addresses(1)
+    late = task(address)
+    with mock.patch.object(cluster_network, "_LOOK_SECONDS", 0.0), \
+        socket.socket() as listening:
+      watch = cluster_network.Watch([late], 0.5)
+      watch.check()
+      time.sleep(0.4)
+      listening.bind((late.host, late.port))
+      listening.listen()
+      watch.check()
+      time.sleep(0.4)
+      watch.check()
+
+  def test_watched_action_returns_raises_or_is_left(self):
+    nobody = cluster_network.Watch([], 1.0)
+    self.assertEqual(cluster_network.watched(lambda: 3, nobody), 3)
+    with self.assertRaisesRegex(KeyError, "there"):
+      cluster_network.watched(lambda: {}["there"], nobody)
+    never = threading.Event()
+    with self.assertRaisesRegex(cluster_network.Overdue, "`action` took more"):
+      cluster_network.watched(never.wait, nobody, 0.2)
+    closed, = cluster_cases.free_addresses(1)
+    with mock.patch.object(cluster_network, "_LOOK_SECONDS", 0.0), \
+        self.assertRaisesRegex(cluster_network.ClusterError, "has been gone"):
+      cluster_network.watched(
+          never.wait, cluster_network.Watch([task(closed)], 0.2))
+    never.set()
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class ClusterRunTest(parameterized.TestCase):
     done = subprocess.run(
         [sys.executable, "tools/launch.py", *launch_flags, "--",
          f"--logdir={logdir}", *flags], cwd=ROOT, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, universal_newlines=True, timeout=500,
+        stderr=subprocess.STDOUT, text=True, timeout=500,
         check=False)
     logs = "".join(path.read_text(errors="replace")
                    for path in sorted(pathlib.Path(logdir, "logs").iterdir()))

@@ -1,5 +1,8 @@
 """Tests of sessions that wait for the others."""
 
+import threading
+from unittest import mock
+
 from absl.testing import absltest
 import cluster_cases
 import tensorflow.compat.v1 as tf
@@ -20,8 +23,12 @@ class CreatorTest(absltest.TestCase):
     self.order = []
 
   def creator(self, kind, **arguments):
-    return kind(lambda: self.order.append("prepared"), tf.train.Scaffold(),
-                target=self.target, config=tf.ConfigProto(), **arguments)
+    def prepare():
+      self.order.append("prepared")
+      return cluster_network.Watch([], 1.0)
+
+    return kind(prepare, tf.train.Scaffold(), target=self.target,
+                config=tf.ConfigProto(), **arguments)
 
   def test_chief_initialises_then_worker_goes_on(self):
     with tf.Graph().as_default():
@@ -49,6 +56,35 @@ class CreatorTest(absltest.TestCase):
           r"waited 1 s for worker 0 \(.*\) to initialise the variables \(it is "
           r"up\)"):
         worker.create_session()
+
+  def test_run_that_waits_without_end_names_the_others(self):
+    members = self.members._replace(
+        servers=(cluster_spec.Task("ps", 0, cluster_cases.free_addresses(1)[0]),
+                ))
+    config = tf.ConfigProto(operation_timeout_in_ms=500)
+    with tf.Graph().as_default():
+      empty = tf.FIFOQueue(1, [tf.float32]).dequeue()
+      with tf.Session(self.target, config=config) as session, \
+          self.assertRaisesRegex(
+              cluster_network.ClusterError,
+              r"`time_limit` must suffice for each run of a session: one took "
+              r"more than 2 s; ps 0 \(.*\): Connection refused\. Start"):
+        with cluster_session.explained(members, 2.0):
+          session.run(empty)
+
+  def test_close_does_not_wait_without_end(self):
+    never, closed = threading.Event(), []
+
+    def close():
+      closed.append(True)
+      never.wait()
+
+    close_once = cluster_session._closing(close)
+    with mock.patch.object(cluster_session, "_CLOSE_SECONDS", 0.2):
+      for _ in range(2):
+        close_once()
+    self.assertLen(closed, 1)
+    never.set()
 
   def test_saves_only_where_it_is_told(self):
     with tf.Graph().as_default():

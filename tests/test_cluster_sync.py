@@ -80,6 +80,8 @@ class RoundsTest(parameterized.TestCase):
     np.testing.assert_allclose(w, [-7.0 / 3.0, -2.0])
     np.testing.assert_allclose(table[:, 0], [0.0, -10 / 3, 0.0, -20 / 3])
     self.assertEqual(step, 1)
+    self.assertEqual(mean.current(session), stamp)  # Until the chief goes on.
+    session.run(mean.next_round)
     self.assertEqual(mean.current(session), stamp + 1)
     self.assertLen(mean.missing(session), 2)
 

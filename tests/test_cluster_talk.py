@@ -73,6 +73,39 @@ class TalkTest(absltest.TestCase):
     chief.begin({})
     self.assertFalse(other.has_ended())
 
+  def test_worker_that_comes_back_after_the_end_is_told(self):
+    _, chief, other = self.talks(2)
+    chief.begin({})
+    other.begin({})
+    chief.end()
+    with self.assertRaisesRegex(
+        cluster_network.ClusterError,
+        r"`Cluster.session` must be entered before training ends: got worker 1 "
+        r"\(.*\), which has come back after that"):
+      other.begin({})  # As its next process does.
+
+  def test_chief_waits_until_workers_serve(self):
+    """In one graph; their servers are up before they have their inputs."""
+    addresses = cluster_cases.jobs(2, 0)
+    chief, worker = [
+        cluster_talk.Talk(
+            members, members.workers[1:], target=tf.train.Server(
+                tf.train.ClusterSpec(addresses), job_name="worker",
+                task_index=members.own.index).target, time_limit=time_limit)
+        for members, time_limit in (
+            (cluster_spec.members(addresses, "worker", 0), 1.0),
+            (cluster_spec.members(addresses, "worker", 1),
+             cluster_cases.TIME_LIMIT))]
+    with self.assertRaisesRegex(
+        cluster_network.ClusterError,
+        r"waited 1 s for tasks that do not serve: worker 1 \(.*\): it is up"):
+      chief.begin({})
+    thread, came_to = self.serving(worker, {})
+    chief.begin({})
+    chief.end()
+    thread.join(cluster_cases.TIME_LIMIT)
+    self.assertEqual(came_to, ["done"])
+
 
 if __name__ == "__main__":
   absltest.main()

@@ -54,7 +54,7 @@ class Messages:
     if not ERROR.search(name) or (self._file, name) in INTERNAL or (
         name.startswith(("tf.errors.", "_"))):
       return []
-    texts = [text for text in self._texts(call.args[0])] if call.args else []
+    texts = list(self._texts(call.args[0])) if call.args else []
     if not any(text.strip(HOLE) for text in texts):
       raise ValueError(f"The message of {self._file}:{call.lineno} must have "
                        f"literal parts: {ast.unparse(call)}")

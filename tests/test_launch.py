@@ -202,13 +202,57 @@ class EndTest(LaunchTest):
   def test_restart(self, failing):
     code = (f"if task == {failing!r} and not (here / 'second').exists():\n"
             "  write('second'); sys.exit('first')\n"
-            "wait('second')")
+            f"if task == {failing!r}: write('third')\n"
+            "wait('third')")
     result = self.launch(code, "--workers=2", "--restart=1")
     self.assertEqual((result.returncode, result.stdout), (0, ""))
     self.assertEqual(
         result.stderr, f"launch.py: {failing.replace('-', ' ')} ended with "
         f"status 1: first (log: {self.log(failing)}); starting it again, 1 of "
         "1\n")
+
+  # Ends well, unless it is the chief's first time.
+  FOLLOWERS = ("if task != 'worker-0':\n"
+               "  again = '-again' if (here / task).exists() else ''\n"
+               "  if task in waits: wait('second')\n"
+               "  write(task + again, str(os.getpid()))\n"
+               "elif (here / 'second').exists():\n"
+               "  for other in others: wait(other + '-again')\n"
+               "else:\n"
+               "  for other in set(others) - waits:\n"
+               "    while pathlib.Path('/proc', wait(other)).exists(): pass\n"
+               "  write('second'); os.kill(os.getpid(), signal.SIGKILL)")
+
+  @parameterized.named_parameters(
+      ("before_it_fails", "set()", process_cases.SECONDS),
+      ("after_it_fails", "{'ps-0'}", 2.0))
+  @absltest.skipUnless(os.path.exists("/proc/self/stat"), "Needs /proc.")
+  def test_who_ends_starts_again_with_the_chief(self, waits, grace):
+    code = (f"others, waits = ('worker-1', 'ps-0'), {waits}\n"
+            f"{self.FOLLOWERS}")
+    result = self.launch(code, "--workers=2", "--restart=1",
+                         f"--grace_seconds={grace}")
+    self.assertEqual((result.returncode, result.stdout), (0, ""),
+                     result.stderr)
+    lines = result.stderr.splitlines()
+    self.assertEqual(
+        lines[0], "launch.py: worker 0 ended with SIGKILL: no output (log: "
+        f"{self.log('worker-0')}); starting it again, 1 of 1")
+    self.assertCountEqual(lines[1:], [
+        "launch.py: starting worker 1 again, too",
+        "launch.py: starting ps 0 again, too"])
+
+  @absltest.skipUnless(os.path.exists("/proc/self/stat"), "Needs /proc.")
+  def test_who_fails_when_the_chief_is_done_is_not_needed(self):
+    code = ("if task == 'worker-0': write('chief', str(os.getpid()))\n"
+            "else:\n"
+            "  while pathlib.Path('/proc', wait('chief')).exists(): pass\n"
+            "  if task == 'worker-1': sys.exit('lost it')")
+    result = self.launch(code, "--workers=2", "--restart=1")
+    self.assertEqual((result.returncode, result.stdout, result.stderr), (
+        0, "", "launch.py: worker 1 ended with status 1: lost it (log: "
+        f"{self.log('worker-1')}); it is no longer needed, as worker 0 is "
+        "done\n"))
 
   def test_evaluator_is_not_started_again(self):
     code = "if task == 'evaluator-0': sys.exit(4)"

@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from tools import logdirs
 from tools import training_options
+import towers
 
 # Starts a run ten times and kills each at a random moment, then lets one come
 # to its end. The processes are forked, since TensorFlow takes long to load.
@@ -139,6 +140,19 @@ class LogdirsTest(parameterized.TestCase, tf.test.TestCase):
     self.assertEndsWith(logdirs.latest(logdir), "-45")
     run = json.loads(pathlib.Path(logdir, "run.json").read_text())
     self.assertEqual(run["options"]["steps"], 45)
+
+  @parameterized.parameters(
+      tf.errors.UnavailableError(None, None, "socket closed"),
+      tf.errors.AbortedError(None, None, "just restarted"),
+      towers.cluster.ClusterError("ps 0 has been gone"))
+  def test_disk_is_not_to_blame_for_a_cluster(self, error):
+    """A process that dies while a checkpoint is written is no full disk."""
+    with self.assertRaisesRegex(type(error), "closed|restarted|gone"):
+      with logdirs.writing("/logdir"):
+        raise error
+    with self.assertRaisesRegex(logdirs.UsageError, "must have room"):
+      with logdirs.writing("/logdir"):
+        raise tf.errors.ResourceExhaustedError(None, None, "no space")
 
   def test_full_disk_ends_with_one_line(self):
     """A limit on the size of files fails like a disk without room."""

@@ -11,7 +11,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import process_cases
-from tools import processes
+from tools import children
 
 # Runs the commands that are its first argument.
 DRIVER = """
@@ -405,8 +405,8 @@ class WordsTest(parameterized.TestCase):
   @parameterized.parameters((0, "status 0", 0), (3, "status 3", 3),
                             (-9, "SIGKILL", 137), (-63, "signal 63", 191))
   def test_status(self, status, words, code):
-    self.assertEqual(processes.describe(status), words)
-    self.assertEqual(processes.exit_status(status), code)
+    self.assertEqual(children.describe(status), words)
+    self.assertEqual(children.exit_status(status), code)
 
 
 if __name__ == "__main__":

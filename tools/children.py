@@ -38,6 +38,21 @@ for group in groups:
 """
 
 
+def describe(status: int) -> str:
+  """Returns an exit status, or minus a signal, in words."""
+  if status >= 0:
+    return f"status {status}"
+  try:
+    return signal.Signals(-status).name
+  except ValueError:
+    return f"signal {-status}"
+
+
+def exit_status(status: int) -> int:
+  """Returns what a shell makes of a status: 128 and more for a signal."""
+  return status if status >= 0 else 128 - status
+
+
 def _killed_with_parent() -> Optional[Callable[[], None]]:
   """Returns what a new child must call on Linux, where its parent is this.
 

@@ -16,7 +16,9 @@ through a pipe. Each task, the chief too, has all of its output in a log file of
 its own, such as worker-0.log.
 
 Ends with 0 when all tasks have. When one fails, this tells which and why, ends
-the others, and ends with the status of that one (128 + signal for a signal).
+the others, and ends with the status of that one (128 + signal for a signal). A
+worker or parameter server that fails when the chief is done is only told of. If
+it is the chief that --restart starts again, so are the tasks that have ended.
 Ctrl-C, SIGTERM and SIGHUP are passed on to all tasks, once, so that they can
 save; a second Ctrl-C kills them. No task is left behind, not even where this
 process is killed: see tools/children.py for how, and for what is different
@@ -55,6 +57,8 @@ UsageError = command_line.UsageError
 
 NAME = "launch.py"
 PROGRAM = pathlib.Path(__file__).resolve().with_name("train.py")
+
+CHIEF = "worker 0"
 
 # What this adds to the flags of each task.
 OWN_FLAGS = ("job_name", "task_index", "worker_hosts", "ps_hosts")
@@ -194,9 +198,10 @@ def commands(values: flags.FlagValues, hosts: Dict[str, List[str]],
               f"--worker_hosts={','.join(hosts['worker'])}",
               f"--ps_hosts={','.join(hosts['ps'])}", *program_flags],
           log=os.path.join(log_dir, f"{task.job}-{task.index}.log"),
-          is_shown=task == Task("worker", 0),
+          is_shown=str(task) == CHIEF,
           restarts=0 if task.job == "evaluator" else values.restart,
-          after=workers if task.job == "ps" else ())
+          after=workers if task.job == "ps" else (),
+          leader=None if str(task) in (CHIEF, "evaluator 0") else CHIEF)
       for task in tasks]
 
 

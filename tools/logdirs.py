@@ -55,6 +55,9 @@ def writing(logdir: str) -> Iterator[None]:
   """Turns failures to write, such as of a full disk, into a `UsageError`."""
   try:
     yield
+  except (tf.errors.AbortedError, tf.errors.UnavailableError,
+          tf.errors.DeadlineExceededError, towers.cluster.ClusterError):
+    raise  # Another process of a cluster is gone; the disk is not to blame.
   except (OSError, tf.errors.OpError, RuntimeError, ValueError,
           IndexError) as error:  # TensorFlow's C++ raises the last three.
     raise UsageError(

@@ -1,12 +1,13 @@
 """Where a run computes, and what goes with that: here, on this machine."""
 
-from typing import Any, Callable, ContextManager, NamedTuple, Optional
+from typing import Any, Callable, ContextManager, NamedTuple
 from typing import Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from tools import datasets
 from tools import training_options
+from tools import visible_devices
 import towers
 
 
@@ -29,6 +30,7 @@ class Places:
   Attributes:
     devices: For `build_towers`.
     parameter_device: For `build_towers`.
+    visible: The GPUs that a process here sees, those of `devices` alone.
     is_chief: Whether this process saves and tests.
     is_evaluator: Whether it only tests the checkpoints of another one.
     only_reads: Whether it reads images for towers that the chief runs here. It
@@ -41,7 +43,9 @@ class Places:
   only_reads = False
 
   def __init__(self, options: training_options.Options):
-    self.devices = options.devices or options.num_towers or 2
+    self.visible = visible_devices.asked_for(
+        options.devices or options.num_towers or 2)
+    self.devices = self.visible.devices
 
   def inputs(self, batches: Callable[[datasets.Share], tf.data.Dataset]
             ) -> Inputs:

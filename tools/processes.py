@@ -45,6 +45,9 @@ class Command(NamedTuple):
     restarts: How often it is started again when it has failed.
     after: Names of commands: once they have all ended with 0, this one must
       end by itself within the grace time.
+    leader: Name of the command that sees the work done. When that has ended
+      with 0, this one is no longer needed, and may fail. When that is started
+      again, so is this one, if it has ended.
   """
   name: str
   arguments: Sequence[str]
@@ -52,21 +55,7 @@ class Command(NamedTuple):
   is_shown: bool = False
   restarts: int = 0
   after: Sequence[str] = ()
-
-
-def describe(status: int) -> str:
-  """Returns an exit status, or minus a signal, in words."""
-  if status >= 0:
-    return f"status {status}"
-  try:
-    return signal.Signals(-status).name
-  except ValueError:
-    return f"signal {-status}"
-
-
-def exit_status(status: int) -> int:
-  """Returns what a shell makes of a status: 128 and more for a signal."""
-  return status if status >= 0 else 128 - status
+  leader: Optional[str] = None
 
 
 class _Task:
@@ -77,10 +66,10 @@ class _Task:
     self.child: Optional[children.Child] = None
     self.tees: List[streams.Tee] = []
     self.status: Optional[int] = None
-    self.starts = 0
+    self.restarts = 0
     self.was_killed = False
+    self.started = self.ended = 0.0
     self._log_start = 0
-    self._ended: Optional[float] = None
 
   def start(self, guard: children.Guard, outputs: Sequence[streams.Output],
             environment: Optional[Mapping[str, str]]) -> None:
@@ -89,7 +78,8 @@ class _Task:
     now = datetime.datetime.now().isoformat(" ", "seconds")
     log.write(f"[{now}] {shlex.join(self.command.arguments)}\n".encode())
     self._log_start = log.tell()
-    self.status = self._ended = None
+    self.status = None
+    self.started, self.ended = time.monotonic(), 0.0
     stdout = stderr = log
     if self.command.is_shown:
       self.tees = [streams.Tee(log, output) for output in outputs]
@@ -108,7 +98,6 @@ class _Task:
         tee.close_child_end()
       if not self.tees:
         log.close()
-    self.starts += 1
 
   def has_ended(self) -> bool:
     """Whether it has just ended, with all of its output passed on."""
@@ -116,12 +105,12 @@ class _Task:
     if status is None:
       return False
     now = time.monotonic()
-    self._ended = self._ended or now
+    self.ended = self.ended or now
     for tee in self.tees:
       while tee.read_some():
         pass
     if (any(tee.descriptor is not None for tee in self.tees) and
-        now < self._ended + _DRAIN_SECONDS):
+        now < self.ended + _DRAIN_SECONDS):
       return False
     self.close()
     self.child, self.status = None, status
@@ -190,6 +179,7 @@ class Tasks:
           for task in self._running():
             if task.has_ended():
               self._handle_end(task, guard)
+          self._check_leaders(guard)
           self._check_followers()
           self._check_notice()
           self._check_grace()
@@ -209,7 +199,7 @@ class Tasks:
     read, write = os.pipe()
     os.set_blocking(read, False)
     os.set_blocking(write, False)
-    handlers = {number: self._catch for number in _FORWARDED}
+    handlers = dict.fromkeys(_FORWARDED, self._catch)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
       del handlers[signal.SIGHUP]  # As `nohup` wants it.
     # It only cuts the wait short; where it is ignored, the end of children
@@ -305,14 +295,29 @@ class Tasks:
     if task.status == 0 or self._kill_time is not None or self._signals:
       return
     command = task.command
-    what = (f"{command.name} ended with {describe(task.status)}: "
+    what = (f"{command.name} ended with {children.describe(task.status)}: "
             f"{task.last_line()} (log: {command.log})")
-    if task.status != USAGE_STATUS and task.starts <= command.restarts:
-      self._tell(f"{what}; starting it again, {task.starts} of "
+    if command.leader and self._tasks[command.leader].status == 0:
+      self._tell(f"{what}; it is no longer needed, as {command.leader} is done")
+    elif task.status != USAGE_STATUS and task.restarts < command.restarts:
+      task.restarts += 1
+      self._tell(f"{what}; starting it again, {task.restarts} of "
                  f"{command.restarts}")
       self._start(task, guard)
     else:
-      self._fail(exit_status(task.status), what)
+      self._fail(children.exit_status(task.status), what)
+
+  def _check_leaders(self, guard: children.Guard) -> None:
+    """Starts again who took the work for done, as its leader began anew."""
+    for task in self._tasks.values():
+      leader = self._tasks.get(task.command.leader or "")
+      if (leader and leader.child and task.status == 0 and
+          task.started < leader.started and
+          # Else the leader may be about to end, too.
+          (task.ended < leader.started or
+           time.monotonic() > task.ended + self._grace)):
+        self._tell(f"starting {task.command.name} again, too")
+        self._start(task, guard)
 
   def _check_followers(self) -> None:
     now = time.monotonic()
@@ -320,6 +325,7 @@ class Tasks:
       after = task.command.after
       if (self._kill_time is not None or not after or
           any(self._tasks[name].status != 0 for name in after)):
+        self._follow_times.pop(task.command.name, None)
         continue
       time_out = self._follow_times.setdefault(
           task.command.name, now + self._grace)
@@ -381,7 +387,8 @@ class Tasks:
       return ""
     rows = [("task", "ended with", "log")]
     for name, task in self._tasks.items():
-      ended = "not started" if task.status is None else describe(task.status)
+      ended = ("not started" if task.status is None else
+               children.describe(task.status))
       rows.append((name, ended, task.command.log))
     widths = [max(len(row[i]) for row in rows) for i in range(2)]
     return "\n".join(f"{name:{widths[0]}}  {ended:{widths[1]}}  {log}"

@@ -95,6 +95,8 @@ class Trainer:
     self._best_saver = towers.checkpoints.Saver(
         save_relative_paths=True, max_to_keep=1)
     self._best = logdirs.read_best(options.logdir)
+    # The step that the next batch is for.
+    self._starts_at = 0
     self._throughput = towers.hooks.ThroughputHook(
         tf.reduce_sum(graph.weights),
         log_steps=options.log_every * options.accumulate_steps)
@@ -183,9 +185,11 @@ class Trainer:
                     images_per_second=self._throughput.examples_per_second)
         if last or passed(options.evaluate_every) and not interrupted():
           with self._throughput.paused():
-            self._save(step)
-            score, found = self.evaluate()
-            self._note(step, score)
+            if self._save(step):
+              score, found = self.evaluate()
+              self._note(step, score)
+            else:  # The cluster went back to a checkpoint.
+              step = self.step
     if not self.is_done(step):
       self._save(step)
       return Result(step, None, options.logdir, self._best)
@@ -214,8 +218,8 @@ class Trainer:
 
   def _start(self, session: tf.Session) -> None:
     """Goes to the first batch after those that the run has behind it."""
-    batches = int(session.run(self._graph.global_step))
-    batches *= self._options.accumulate_steps
+    self._starts_at = int(session.run(self._graph.global_step))
+    batches = self._starts_at * self._options.accumulate_steps
     if self._graph.skipped is not None:
       batches += int(session.run(self._graph.skipped))
     session.run(self._graph.start, {
@@ -242,8 +246,10 @@ class Trainer:
       runs.append(losses)
       sizes.append(weights.sum())
       reached = self._place.reached(reached, lambda: self.step)
-      goes_on = self._place.goes_on(step, reached)
-      if not goes_on:
+      goes_on = self._place.goes_on(self._starts_at, reached)
+      if goes_on:
+        self._starts_at = reached
+      else:
         self._quiet(self._start)
       if reached != step or not goes_on or self._session.should_stop():
         kept = np.isfinite([run["loss"] for run in runs])  # Else skipped.
@@ -265,16 +271,18 @@ class Trainer:
       parts.append(f"waits {100 * self._starvation.share:.0f} %")
     return ", ".join(parts)
 
-  def _save(self, step: int) -> None:
-    self._quiet(lambda session: self._save_in(session, step))
+  def _save(self, step: int) -> bool:
+    """Saves the variables; returns whether they were those of the step."""
+    return self._quiet(lambda session: self._save_in(session, step))
 
-  def _save_in(self, session: tf.Session, step: int) -> None:
+  def _save_in(self, session: tf.Session, step: int) -> bool:
     if session.run(self._graph.global_step) < step:
-      return  # The cluster has lost a task, and went back to a checkpoint.
+      return False  # The cluster lost a task, and went back to a checkpoint.
     with logdirs.writing(self._options.logdir):
       self._saver.save(
           session, str(pathlib.Path(self._options.logdir, logdirs.NAME)), step,
           write_meta_graph=False)
+    return True
 
   def _note(self, step: int, score: tasks.Score) -> None:
     """Writes a score for TensorBoard, and keeps the variables if it is best."""
@@ -334,6 +342,8 @@ def run(options: Options,
       with catch_interrupt():  # The chief, which gets it too, ends training.
         place.serve()
       return None
+  elif place.visible.gpus:
+    print(place.visible, flush=True)
   data = load_data(options)
   options = training_options.completed(options, data)
   # Before the build, which takes long for a deep network.

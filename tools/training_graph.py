@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 from typing import Sequence
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tools import datasets
@@ -207,7 +206,7 @@ def build_evaluation(options: Options, data: datasets.Dataset,
   return Evaluation(
       {split: iterator.make_initializer(each)
        for split, each in batches.items()}, images, labels, test.outputs, shown,
-      test.session_config(), learned)
+      test.session_config(**place.visible.session_options()), learned)
 
 
 def evaluate(session: tf.Session, evaluation: Evaluation,

@@ -91,7 +91,7 @@ class Cluster:
         end a task with an error that names them. The versions of TensorFlow and
         of this library, the program and the addresses are looked at, too.
       time_limit: For how many seconds to wait for another task, be it at the
-        start or later.
+        start or later. No run of a session may take longer.
 
     Raises:
       TypeError: If an argument has another type.
@@ -343,7 +343,8 @@ class Cluster:
 
     Raises:
       ClusterError: If a task that is needed does not come up in time, or has
-        other facts.
+        other facts; if a run takes longer than `time_limit`, as when the
+        network is down; if training has ended while this task was away.
     """
     talk = self._talk()
     scaffold = scaffold or tf.train.Scaffold()
@@ -365,12 +366,16 @@ class Cluster:
       creator = cluster_session.WorkerCreator(
           prepare, scaffold, target=self.target, config=config,
           chief=self._members.chief, time_limit=self._time_limit)
-    with tf.train.MonitoredSession(creator, hooks=hooks) as session:
+    with cluster_session.explained(self._members, self._time_limit), \
+        tf.train.MonitoredSession(creator, hooks=hooks) as session:
       yield session
     talk.end()
 
   def _session_config(self, graph: graph_lib.TowerGraph,
                       overrides: Dict[str, Any]) -> tf.ConfigProto:
+    # What waits for a host that is out of reach does so without end, else.
+    overrides.setdefault("operation_timeout_in_ms",
+                         int(min(1000 * self._time_limit, 2**31 - 1)))
     config = graph.session_config(**overrides)
     if not self._in_graph:
       # Else a session waits for all other workers, also for those that have

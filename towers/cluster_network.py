@@ -6,8 +6,9 @@ accepts connections, which it does for as long as its process lives.
 """
 
 import socket
+import threading
 import time
-from typing import Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from absl import logging
 
@@ -16,6 +17,13 @@ from towers import cluster_spec
 # How long one attempt to connect may take.
 _CONNECT_SECONDS = 2.0
 _POLL_SECONDS = 0.1
+
+# How long the first pause of a wait is: most are for another worker of the same
+# step.
+FIRST_PAUSE = 0.002
+
+# How often to look at most whether a task is still up.
+_LOOK_SECONDS = 1.0
 
 # After how many seconds of waiting to say for whom, each time.
 _LOG_SECONDS = 15.0
@@ -95,7 +103,7 @@ def wait_until_up(tasks: Sequence[cluster_spec.Task],
   """
   left = list(tasks)
 
-  def all_up():
+  def all_up() -> bool:
     left[:] = [task for task in left if fault(task) is not None]
     return not left
 
@@ -116,7 +124,7 @@ def wait_until(done: Callable[[], bool], time_limit: float,
     ClusterError: If it took longer.
   """
   start = time.monotonic()
-  told, pause = start, 0.002
+  told, pause = start, FIRST_PAUSE
   while not done():
     now = time.monotonic()
     if now - start > time_limit:
@@ -127,6 +135,89 @@ def wait_until(done: Callable[[], bool], time_limit: float,
     if now - told > _LOG_SECONDS:
       told = now
       logging.warning("Waiting since %.0f s for %s.", now - start, waits_for())
-    time.sleep(pause)
-    # Short at first: most waits are for another worker of the same step.
-    pause = min(1.2 * pause, _POLL_SECONDS)
+    pause = paused(pause)
+
+
+def paused(seconds: float) -> float:
+  """Sleeps in a wait; returns for how long to do so the next time."""
+  time.sleep(seconds)
+  return min(1.2 * seconds, _POLL_SECONDS)
+
+
+class Overdue(Exception):
+  """Something has taken longer than it may; for who can try once more."""
+
+
+class Watch:
+  """Ends waits for what others do when one of them is gone for too long."""
+
+  def __init__(self, tasks: Sequence[cluster_spec.Task], time_limit: float):
+    """Takes all tasks to be up now.
+
+    Args:
+      tasks: Whom to watch.
+      time_limit: For how many seconds each may be gone.
+    """
+    self._time_limit = time_limit
+    self._looked = time.monotonic()
+    self._last_up = dict.fromkeys(tasks, self._looked)
+
+  def check(self) -> None:
+    """Looks whether the tasks are up, if it is time for that.
+
+    Raises:
+      ClusterError: If one has been gone for too long.
+    """
+    if time.monotonic() < self._looked + _LOOK_SECONDS:
+      return
+    for task, last_up in self._last_up.items():
+      why = fault(task)
+      gone = time.monotonic() - last_up
+      if why is None:
+        self._last_up[task] = time.monotonic()
+      elif gone > self._time_limit:
+        raise ClusterError(
+            "`time_limit` must suffice for a task to come back: "
+            f"{task} has been gone for {gone:.0f} s ({why}). Start it again, "
+            "then this task.")
+    self._looked = time.monotonic()
+
+
+def watched(action: Callable[[], Any], watch: Watch,
+            seconds: float = float("inf")) -> Any:
+  """Returns what `action` returns, which may wait for tasks without an end.
+
+  So does TensorFlow when it makes a session.
+
+  Args:
+    action: Runs in a thread of its own, which is left behind if it does not
+      end.
+    watch: Whom it may wait for.
+    seconds: How long it may take in any case.
+
+  Raises:
+    ClusterError: If one of these has been gone for too long.
+    Overdue: If it takes longer.
+    Exception: What `action` raised.
+  """
+  returned: List[Any] = []
+  raised: List[BaseException] = []
+
+  def run() -> None:
+    try:
+      returned.append(action())
+    except BaseException as error:  # pylint: disable=broad-except
+      raised.append(error)
+
+  thread = threading.Thread(target=run, daemon=True)
+  thread.start()
+  end = time.monotonic() + seconds
+  thread.join(_POLL_SECONDS)
+  while thread.is_alive():
+    watch.check()
+    if time.monotonic() > end:
+      raise Overdue(f"`action` took more than {seconds:.0f} s.")
+    thread.join(_POLL_SECONDS)
+  if raised:
+    raise raised[0]
+  return returned[0]

@@ -1,9 +1,9 @@
 """What the chief tells the other tasks, and they it: facts, and the end.
 
-Each task but a lone chief has two texts on its own device: the chief's notice
-and, on parameter servers, who has ended. They are variables of TensorFlow's,
-in graphs of their own: no checkpoint holds them, and no other way between the
-tasks is needed.
+Each task but a lone chief has texts on its own device: the chief's notice,
+whether the task serves and, on parameter servers, who has ended. They are
+variables of TensorFlow's, in graphs of their own: no checkpoint holds them, and
+no other way between the tasks is needed.
 """
 
 import json
@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from towers import cluster_spec
 
-TRAINING, DONE = "training", "done"
+TRAINING, DONE, SERVES = "training", "done", "serves"
 
 # A board that does not answer within this time belongs to a task that is gone.
 _TIMEOUT = tf.RunOptions(timeout_in_ms=10000)
@@ -45,6 +45,7 @@ class Board:
     graph = tf.Graph()
     with graph.as_default(), tf.device(task.device()):
       self._notice = _Text("towers_notice")
+      self._serves = _Text("towers_serves")
       self._ended = {
           writer: _Text(f"towers_ended/{writer.job}_{writer.index}")
           for writer in writers
@@ -64,6 +65,14 @@ class Board:
     """Returns the chief's notice; None before there is one."""
     text = self._notice.read(self._session)
     return None if text is None else Notice(**json.loads(text))
+
+  def write_serves(self) -> None:
+    """Notes that the task has all that it serves with."""
+    self._serves.write(self._session, SERVES)
+
+  def serves(self) -> bool:
+    """Returns whether it has."""
+    return self._serves.read(self._session) == SERVES
 
   def write_end(self, writer: cluster_spec.Task, ended: bool) -> None:
     """Notes whether a worker has ended as it should."""

@@ -7,7 +7,10 @@ back, `tf.train.MonitoredSession` makes a new session, and the chief restores
 the last checkpoint.
 """
 
-from typing import Any, Callable, Optional
+import contextlib
+import functools
+import sys
+from typing import Callable, Iterator, Optional
 
 import tensorflow.compat.v1 as tf
 
@@ -15,16 +18,21 @@ from towers import cluster_network
 from towers import cluster_spec
 
 
+# How long to wait for a session to close.
+_CLOSE_SECONDS = 10.0
+
+
 class ChiefCreator(tf.train.SessionCreator):
   """Waits, then initialises the variables or restores them."""
 
-  def __init__(self, prepare: Callable[[], None],
+  def __init__(self, prepare: Callable[[], cluster_network.Watch],
                scaffold: tf.train.Scaffold, *, target: str,
                config: tf.ConfigProto, checkpoint_dir: Optional[str]):
     """Makes the creator.
 
     Args:
-      prepare: Waits for the other tasks, and tells them what they must know.
+      prepare: Waits for the other tasks, and tells them what they must know;
+        returns who must stay up.
       scaffold: The scaffold.
       target: The server of this process.
       config: For the session.
@@ -36,21 +44,21 @@ class ChiefCreator(tf.train.SessionCreator):
 
   def create_session(self) -> tf.Session:
     """Returns a session, as `tf.train.MonitoredSession` asks for one."""
-    self._prepare()
-    return self._creator.create_session()
+    return _watched(self._creator.create_session, self._prepare())
 
 
 class WorkerCreator(tf.train.SessionCreator):
   """Waits for the servers, and for the chief to initialise the variables."""
 
-  def __init__(self, prepare: Callable[[], None],
+  def __init__(self, prepare: Callable[[], cluster_network.Watch],
                scaffold: tf.train.Scaffold, *, target: str,
                config: tf.ConfigProto, chief: cluster_spec.Task,
                time_limit: float):
     """Makes the creator.
 
     Args:
-      prepare: Waits for the servers and the chief's notice, and checks it.
+      prepare: Waits for the servers and the chief's notice, and checks it;
+        returns who must stay up.
       scaffold: The scaffold.
       target: The server of this process.
       config: For the session.
@@ -67,7 +75,7 @@ class WorkerCreator(tf.train.SessionCreator):
     Raises:
       towers.cluster.ClusterError: If the chief does not initialise variables.
     """
-    self._prepare()
+    watch = self._prepare()
     scaffold = self._scaffold.finalize()
     manager = tf.train.SessionManager(
         local_init_op=scaffold.local_init_op,
@@ -76,14 +84,65 @@ class WorkerCreator(tf.train.SessionCreator):
         ready_for_local_init_op=scaffold.ready_for_local_init_op,
         graph=tf.get_default_graph(), recovery_wait_secs=0.5)
     try:
-      return manager.wait_for_session(self._target, config=self._config,
-                                      max_wait_secs=self._time_limit)
+      return _watched(functools.partial(
+          manager.wait_for_session, self._target, config=self._config,
+          max_wait_secs=self._time_limit), watch)
     except tf.errors.DeadlineExceededError as error:
       why = cluster_network.fault(self._chief) or "it is up"
       raise cluster_network.ClusterError(
           "`time_limit` must suffice for the others: waited "
           f"{self._time_limit:.0f} s for {self._chief} to initialise the "
           f"variables ({why}). See its log, or give it more time.") from error
+
+
+def _watched(create: Callable[[], tf.Session],
+             watch: cluster_network.Watch) -> tf.Session:
+  """Creates a session; TensorFlow waits for who dies meanwhile without end."""
+  graph = tf.get_default_graph()
+
+  def in_graph() -> tf.Session:
+    with graph.as_default():
+      return create()
+
+  session = cluster_network.watched(in_graph, watch)
+  session.close = _closing(session.close)
+  return session
+
+
+def _closing(close: Callable[[], None]) -> Callable[[], None]:
+  """Returns what closes a session, without a wait that does not end.
+
+  TensorFlow's own waits so where the network is down.
+  """
+  left = [close]
+
+  def close_once() -> None:
+    # Sessions close once more when Python deletes them, which may be at its
+    # end, when no thread starts any more.
+    if left and not sys.is_finalizing():
+      with contextlib.suppress(cluster_network.Overdue):
+        cluster_network.watched(
+            left.pop(), cluster_network.Watch([], 0.0), _CLOSE_SECONDS)
+
+  return close_once
+
+
+@contextlib.contextmanager
+def explained(members: cluster_spec.Members,
+              time_limit: float) -> Iterator[None]:
+  """Names the tasks where a run of a session took too long.
+
+  Raises:
+    towers.cluster.ClusterError: If one did.
+  """
+  try:
+    yield
+  except tf.errors.DeadlineExceededError as error:
+    states = map(cluster_network.state, members.others())
+    raise cluster_network.ClusterError(
+        "`time_limit` must suffice for each run of a session: one took more "
+        f"than {time_limit:.0f} s; {', '.join(states)}. Start what is "
+        "missing, see its log, or give it more time.") from error
 
 
 def saver_hook(scaffold: tf.train.Scaffold, checkpoint_dir: Optional[str],

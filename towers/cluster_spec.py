@@ -20,7 +20,7 @@ class Task(NamedTuple):
     address: "host:port"; empty for an evaluator.
   """
   job: str
-  index: int
+  index: int  # type: ignore[assignment]  # Hides `tuple.index`.
   address: str
 
   def __str__(self) -> str:
@@ -58,6 +58,11 @@ class Members(NamedTuple):
   def chief(self) -> Task:
     """The worker that initialises, saves and restores variables."""
     return self.workers[0]
+
+  def others(self) -> Tuple[Task, ...]:
+    """Returns all tasks but this process's own."""
+    return tuple(task for task in self.servers + self.workers
+                 if task != self.own)
 
   def addresses(self) -> Dict[str, List[str]]:
     """Returns the addresses by job, as `tf.train.ClusterSpec` takes them."""

@@ -8,9 +8,12 @@ chief takes the gradients, applies
 
     sum_w(weight_w * gradient_w) / sum_w(weight_w)
 
-which is the gradient over the rows of all workers, and begins the next round.
-The order of the sum is that of the workers, so that a run gives the same
-numbers every time.
+which is the gradient over the rows of all workers. The order of the sum is that
+of the workers, so that a run gives the same numbers every time.
+
+The chief begins the next round when it goes on itself. Until then the others
+wait, so that none of them ends before the chief has saved the last step: had
+that to make some steps once more after a fault, it would be alone.
 
 `tf.train.SyncReplicasOptimizer` is not used, for three reasons: a worker that
 dies takes its token along, and all others wait for ever; its mean knows no
@@ -58,7 +61,8 @@ class WorkersMean:
 
   Attributes:
     send: Op that sends the gradient of one batch; the worker's train op.
-    update: Op that applies the mean and begins the next round; the chief's.
+    update: Op that applies the mean; the chief's.
+    next_round: Op that begins the next round; the chief's.
   """
 
   def __init__(self, graph: graph_lib.TowerGraph,
@@ -100,10 +104,10 @@ class WorkersMean:
         mean = self._mean(pairs)
         if clip_norm is not None:
           mean = gradients.clip_by_global_norm(mean, clip_norm)
-      applied = build.applied(optimizer, mean, global_step=global_step,
-                              name_scope=build.name_scope())
-      with tf.control_dependencies([applied]), tf.device(device):
-        self.update = self._round.assign_add(1, read_value=False)
+      self.update = build.applied(optimizer, mean, global_step=global_step,
+                                  name_scope=build.name_scope())
+      with tf.device(device):
+        self.next_round = self._round.assign_add(1, read_value=False)
 
   def _make_state(self, members: cluster_spec.Members,
                   pairs: Sequence[gradients.GradientAndVariable]) -> None:
@@ -260,25 +264,32 @@ class SyncHook(tf.train.SessionRunHook):
     """
     self._mean, self._members = mean, members
     self._has_ended, self._time_limit = has_ended, time_limit
-    self._stamp: int = -1
+    self._stamp: Any = -1
     self._times_sent = 0
+    self._has_updated = False
 
   def after_create_session(self, session: tf.Session, coord: Any) -> None:
     del coord
     if self._members.own == self._members.chief:
       self._stamp = self._mean.begin(session)
+      self._has_updated = False
     else:
       found: List[Optional[int]] = [None]
 
-      def has_begun():
+      def has_begun() -> bool:
         found[0] = self._mean.current(session)
         return found[0] is not None
 
-      self._wait(has_begun, self._chief_missing)
+      cluster_network.wait_until(has_begun, self._time_limit,
+                                 self._chief_missing)
       self._stamp = found[0]
     self._times_sent = session.run(self._mean.times_sent)
 
   def before_run(self, run_context: Any) -> tf.train.SessionRunArgs:
+    if self._has_updated:
+      run_context.session.run(self._mean.next_round)
+      self._has_updated = False
+      self._stamp += 1
     return tf.train.SessionRunArgs(None, self._mean.feeds(self._stamp))
 
   def after_run(self, run_context: Any, run_values: Any) -> None:
@@ -293,35 +304,30 @@ class SyncHook(tf.train.SessionRunHook):
       run_context.request_stop()
 
   def _update(self, session: tf.Session) -> None:
-    self._wait(lambda: not self._mean.missing(session),
-               lambda: self._workers_missing(session))
-    # All is there, so that this does not wait; but a server may be gone.
-    session.run(self._mean.update, options=tf.RunOptions(
-        timeout_in_ms=int(1000 * self._time_limit)))
-    self._stamp = self._mean.current(session)
+    cluster_network.wait_until(
+        lambda: not self._mean.missing(session), self._time_limit,
+        lambda: self._workers_missing(session))
+    session.run(self._mean.update)
+    self._has_updated = True
 
   def _next_round(self, session: tf.Session) -> bool:
-    """Waits for the next round; returns whether there is one."""
-    looked, ended = time.monotonic(), []
+    """Waits for the next round; returns whether there is one.
 
-    def has_moved():
-      nonlocal looked
+    The chief may take its time, say for a test, as long as it is up.
+    """
+    watch = cluster_network.Watch([self._members.chief], self._time_limit)
+    looked, pause = time.monotonic(), cluster_network.FIRST_PAUSE
+    while True:
       stamp = self._mean.current(session)
       if stamp not in (None, self._stamp):
         self._stamp = stamp
         return True
       if time.monotonic() - looked > _LOOK_SECONDS:
-        looked = time.monotonic()
         if self._has_ended():
-          ended.append(True)
-      return bool(ended)
-
-    self._wait(has_moved, self._chief_missing)
-    return not ended
-
-  def _wait(self, done: Callable[[], bool],
-            waits_for: Callable[[], str]) -> None:
-    cluster_network.wait_until(done, self._time_limit, waits_for)
+          return False
+        looked = time.monotonic()
+      watch.check()
+      pause = cluster_network.paused(pause)
 
   def _chief_missing(self) -> str:
     return f"the chief to go on: {cluster_network.state(self._members.chief)}"

@@ -37,6 +37,13 @@ DOCS = [
     "pdoc",
 ]
 
+# What checks the sources, see `setup.cfg` and `ruff.toml`. A new minor release
+# of either may find more.
+LINT = [
+    "mypy==2.4.*",
+    "ruff==0.17.*",
+]
+
 
 def read_version() -> str:
   """Reads the version as text, since importing `towers` needs TensorFlow."""
@@ -57,6 +64,7 @@ setuptools.setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=["towers"],
+    package_data={"towers": ["py.typed"]},
     python_requires=">=3.9",
     install_requires=[
         "absl-py",
@@ -72,7 +80,8 @@ setuptools.setup(
         "picture": PICTURE,
         "tensorboard": TENSORBOARD,
         "docs": DOCS,
-        "test": ["pytest", *TRAIN, *MASKS, *TENSORBOARD],
+        "lint": LINT,
+        "test": ["pytest", "hypothesis", *TRAIN, *MASKS, *TENSORBOARD],
     },
     classifiers=[
         "Development Status :: 3 - Alpha",
@@ -87,5 +96,6 @@ setuptools.setup(
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
     ],
 )

@@ -114,7 +114,7 @@ def batches():
   yield "all_void", batch(3, "all")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def results(module, num_towers=None, **options):
   """Returns what the model comes to for each of the batches."""
   built = Built(model_fn(module, **options), num_towers)

@@ -15,7 +15,7 @@ SHAPES = batch_norm_runs.Setting("shapes", rows=1, steps=2, num_towers=2,
                                  evaluations=1, width=1, image_size=32)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def run(setting, contender, seed=0):
   """Several tests look at the same runs."""
   data = datasets.load(setting.dataset, image_size=setting.image_size)

@@ -8,7 +8,6 @@ from absl.testing import parameterized
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-import references
 import testing
 import towers
 

@@ -87,7 +87,7 @@ class MatchTest(parameterized.TestCase):
         "order. Give `renumber_layers=True`"):
       match(keys, names)
     self.assertEqual(match(keys, names, renumber_layers=True).keys,
-                     dict(zip(names, map(lambda key: [key], keys))))
+                     dict(zip(names, ([key] for key in keys))))
     self.assertEqual(match(keys, names, renumber_layers=False).keys,
                      {"dense_1/kernel": ["dense_1/kernel"]})
 

@@ -54,7 +54,7 @@ def loss_fn(images, labels, depth=20):
   return tf.losses.sparse_softmax_cross_entropy(labels, logits)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def size(num_towers, setting, depth=20):
   """Returns how many ops and bytes a graph of training has."""
   with tf.Graph().as_default() as graph:

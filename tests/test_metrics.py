@@ -11,9 +11,10 @@ import towers
 CLASSES = 3
 # 10 rows in batches of 4: the last has 2, fewer than some numbers of towers.
 SIZES = (4, 4, 2)
+ROWS = sum(SIZES)
 
 
-def dataset(rows=sum(SIZES)):
+def dataset(rows=ROWS):
   rng = np.random.RandomState(0)
   return {"labels": rng.randint(CLASSES, size=rows),
           "scores": rng.uniform(size=[rows, CLASSES]).astype("f"),

@@ -1,5 +1,6 @@
 """Tests for towers.moments."""
 
+import importlib
 import itertools
 
 from absl.testing import parameterized
@@ -8,6 +9,9 @@ import tensorflow.compat.v1 as tf
 
 import testing
 import towers
+
+# `towers.moments` is the function.
+moments = importlib.import_module("towers.moments")
 
 BATCH_SIZES = range(1, 10)
 ALL_AXES = [axes for count in (1, 2, 3)
@@ -250,6 +254,28 @@ class ErrorsTest(parameterized.TestCase, tf.test.TestCase):
           lambda i, _: i < 2,
           lambda i, x: (i + 1, x - towers.moments(x, 0).mean), [0, x])[1], 2,
             tf.ones([4, 3]))
+
+
+class CountsTest(parameterized.TestCase, tf.test.TestCase):
+
+  @parameterized.parameters(((0,), 5), ((0, 2), 20), ((0, 1, 2), 60))
+  def test_elements_are_counted(self, axes, expected):
+    x = tf.placeholder(tf.float32, [None, 3, 4])
+    known = moments.element_count(tf.zeros([5, 3, 4]), axes)
+    self.assertEqual(tf.get_static_value(known), expected)
+    with testing.session() as sess:
+      self.assertEqual(sess.run(moments.element_count(x, axes),
+                                {x: np.zeros([5, 3, 4])}), expected)
+
+  @parameterized.parameters(False, True)
+  def test_c001_towers_without_rows_count_nothing(self, in_session):
+    rows = [2.0, 0.0, 1.0]
+    if in_session:
+      rows = [rows[0], tf.constant(rows[1]), tf.constant(rows[2])]
+    counts = moments.counts_of_towers([8, 4, 4], rows, tf.float64)
+    self.assertEqual(counts.dtype, tf.float64)
+    with testing.session() as sess:
+      self.assertAllEqual(sess.run(counts), [8.0, 0.0, 4.0])
 
 
 if __name__ == "__main__":

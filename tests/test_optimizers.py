@@ -129,10 +129,10 @@ class AnyOptimizerTest(parameterized.TestCase):
             return make(graph, step)
         return made
 
-      step = (cases.plain_step if num_towers is None else cases.towers_step)(
+      make = (cases.plain_step if num_towers is None else cases.towers_step)(
           OPTIMIZERS["adam"])
       names[num_towers] = set(train(
-          cases.Trainer(num_towers, scoped(step)), 1))
+          cases.Trainer(num_towers, scoped(make)), 1))
     self.assertEqual(names[None], names[1])
     self.assertEqual(names[None], names[3])
     self.assertIn("training/beta1_power", names[3])

@@ -153,13 +153,13 @@ class ScalarsTest(parameterized.TestCase, tf.test.TestCase):
     self.assertAllClose(outputs["valid"], (mask.sum(1)**2).sum() / mask.sum())
 
   @parameterized.named_parameters(
-      ("quotient", lambda l, m: tf.reduce_sum(l * m) / tf.reduce_sum(m)),
-      ("quotients", lambda l, m: tf.reduce_sum(l * m / tf.reduce_sum(m))),
-      ("with_decay", lambda l, m: 0.0 * tf.nn.l2_loss(
-          tf.trainable_variables()[0]) + tf.reduce_sum(l * m) /
+      ("quotient", lambda x, m: tf.reduce_sum(x * m) / tf.reduce_sum(m)),
+      ("quotients", lambda x, m: tf.reduce_sum(x * m / tf.reduce_sum(m))),
+      ("with_decay", lambda x, m: 0.0 * tf.nn.l2_loss(
+          tf.trainable_variables()[0]) + tf.reduce_sum(x * m) /
        tf.reduce_sum(m)),
-      ("mean_of_kept", lambda l, m: tf.reduce_mean(tf.boolean_mask(l, m > 0))),
-      ("average", lambda l, m: tf.losses.compute_weighted_loss(l, m)),
+      ("mean_of_kept", lambda x, m: tf.reduce_mean(tf.boolean_mask(x, m > 0))),
+      ("average", lambda x, m: tf.losses.compute_weighted_loss(x, m)),
   )
   def test_gradient_of_a_mean_over_nothing_is_0(self, mean):
     """A tower without valid pixels makes no gradient NaN, as on one device."""

@@ -11,7 +11,6 @@ from absl.testing import parameterized
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-import testing
 import towers
 import training_cases as cases
 

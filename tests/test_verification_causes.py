@@ -37,7 +37,7 @@ class LocateTest(parameterized.TestCase, tf.test.TestCase):
     self.assertEqual(cause.layer, "layer")
     self.assertIn("`layer/centre` (Mean) takes a statistic", str(cause))
     # Of a loss that is right by chance, too.
-    self.assertEqual(causes.locate(forward, self.loss, is_result=False), cause)
+    self.assertEqual(causes.locate_behind(forward, self.loss), cause)
 
   def test_goes_back_through_what_has_no_counterpart(self):
     forward = self.forward(x=compare.OTHER_ROWS, loss=compare.OTHER)
@@ -49,7 +49,7 @@ class LocateTest(parameterized.TestCase, tf.test.TestCase):
     cause = causes.locate(forward, self.loss)
     self.assertEqual(cause.rule, "sum_over_rows")
     self.assertEqual(cause.operation, "loss")
-    self.assertIsNone(causes.locate(forward, self.loss, is_result=False))
+    self.assertIsNone(causes.locate_behind(forward, self.loss))
 
 
 class MakeTest(tf.test.TestCase):

@@ -13,7 +13,7 @@ X = np.arange(6, dtype=np.float32).reshape(3, 2)
 
 def model_fn(x):
   w = tf.get_variable("w", [2, 1], initializer=tf.random_normal_initializer())
-  unused = tf.get_variable("unused", [], initializer=tf.ones_initializer())
+  tf.get_variable("unused", [], initializer=tf.ones_initializer())
   steps = tf.get_variable("steps", [], trainable=False,
                           initializer=tf.zeros_initializer())
   tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, steps.assign_add(1.0))

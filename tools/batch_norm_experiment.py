@@ -98,7 +98,7 @@ def run_all(options: Options, done: Sequence[Run],
 
 
 # Drawing the shapes takes seconds.
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _load(name: str, image_size: Optional[int]) -> datasets.Dataset:
   return datasets.load(name, image_size=image_size)
 

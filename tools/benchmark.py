@@ -136,9 +136,12 @@ def load_json(path: str) -> Tuple[Dict[str, Any], tables.Results]:
     UsageError: If it cannot be read or holds something else.
   """
   try:
-    return tables.from_json(json.loads(
+    found = tables.from_json(json.loads(
         pathlib.Path(path).read_text(encoding="utf-8")))
-  except (OSError, ValueError) as error:
+    tables.report(*found)  # Figures that are none show there.
+    return found
+  except (OSError, ValueError, LookupError, TypeError, AttributeError,
+          ArithmeticError) as error:
     raise UsageError("`--read` must be a file that `--json` wrote: got "
                      f"{path} ({error}).") from error
 

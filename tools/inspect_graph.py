@@ -107,7 +107,7 @@ def build(values: flags.FlagValues) -> Inspected:
     UsageError: If the flags do not fit.
   """
   devices = values.devices or values.num_towers or 2
-  with tf.Graph().as_default() as graph:
+  with tf.Graph().as_default():
     # Without a device they might be thought to travel.
     with tf.device("/cpu:0"):
       model, inputs = _model(values)
@@ -291,6 +291,10 @@ def run(values: flags.FlagValues) -> Any:
       towers.inspection.write_display_graph(
           inspected.graph, values.logdir, run_metadata=metadata,
           tower_pattern=values.tower_pattern)
+  except message.DecodeError as error:  # In a collection of a MetaGraphDef.
+    raise command_line.UsageError(
+        f"`--graph` must be a file that can be read: got {values.graph} "
+        f"({command_line.first_line(error)}).") from error
   except (ImportError, ValueError) as error:
     raise command_line.UsageError(command_line.first_line(error)) from error
   except (OSError, tf.errors.OpError) as error:

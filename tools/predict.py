@@ -103,7 +103,9 @@ def predict(values: flags.FlagValues) -> str:
                      f"{values.saved_model} and {values.frozen_graph}.")
   try:
     images = np.load(values.images)
-  except (OSError, ValueError) as error:
+    if not isinstance(images, np.ndarray):
+      raise ValueError("an archive of arrays")
+  except Exception as error:  # NumPy has many ways to fail on a strange file.
     raise ValueError("`--images` must be a file as `numpy.save` writes it: got "
                      f"{values.images} ({error}).") from error
   outputs = {}

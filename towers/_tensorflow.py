@@ -19,7 +19,6 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import op_callbacks
 from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import control_flow_state
-from tensorflow.python.ops import control_flow_util
 from tensorflow.python.ops import gradients_util
 from tensorflow.python.ops import metrics as metric_ops
 from tensorflow.python.ops import resource_variable_ops
@@ -258,7 +257,7 @@ def is_resource_variable(value: Any) -> bool:
 
 
 def tower_aware_class(cls: type, choose_handle: Callable[..., tf.Tensor],
-                      choose_device: Callable[..., str]):
+                      choose_device: Callable[..., str]) -> Any:
   """Returns a subclass of variable class `cls` with a handle for each tower.
 
   Every read, gather and assignment of a resource variable goes through its
@@ -273,18 +272,19 @@ def tower_aware_class(cls: type, choose_handle: Callable[..., tf.Tensor],
       that the building tower is to use.
     choose_device: Likewise for the device.
   """
-  real_handle = cls.handle.fget
+  of_class: Any = cls
+  real_handle = of_class.handle.fget
 
-  def where_it_is(lookup):
+  def where_it_is(lookup: Any) -> Any:
     # As for reads. TensorFlow would move the lookup to the variable, but not
     # the gradient ops that were told to stay with it on the tower's device.
-    def placed(self, *args, **kwargs):
+    def placed(self: Any, *args: Any, **kwargs: Any) -> Any:
       with self.graph.colocate_with(None, ignore_existing=True):
         return lookup(self, *args, **kwargs)
 
     return placed
 
-  def to_proto(self, export_scope=None):
+  def to_proto(self: Any, export_scope: Any = None) -> Any:
     view = self.__class__
     self.__class__ = cls
     try:
@@ -301,8 +301,8 @@ def tower_aware_class(cls: type, choose_handle: Callable[..., tf.Tensor],
       "device": property(
           lambda self: choose_device(self, real_handle(self).device)),
       "graph": property(lambda self: real_handle(self).graph),
-      "sparse_read": where_it_is(cls.sparse_read),
-      "gather_nd": where_it_is(cls.gather_nd),
+      "sparse_read": where_it_is(of_class.sparse_read),
+      "gather_nd": where_it_is(of_class.gather_nd),
       "to_proto": to_proto,
   }
   return type(cls)(cls.__name__, (cls,), namespace)
@@ -313,12 +313,12 @@ def guard_updates(variable: Any, check: Callable[[Any], None]) -> None:
 
   Optimizers of v1 ask each variable for its `constraint` as they do.
   """
-  cls = type(variable)
+  cls: Any = type(variable)
   if getattr(cls, "_towers_guarded", False):
     return
   constraint = cls.constraint.fget
 
-  def checked(self):
+  def checked(self: Any) -> Any:
     check(self)
     return constraint(self)
 
@@ -383,16 +383,16 @@ def intercepted_get_variable(
     partitioned: The same for partitioned variables.
   """
   store = variable_scope._get_default_variable_store()
-  original = type(store)
+  original: Any = type(store)
 
   class Routed(original):
     """The store, with both methods overridden; its attributes are slots."""
     __slots__ = ()
 
-    def _get_single_variable(self, *args, **kwargs):
+    def _get_single_variable(self, *args: Any, **kwargs: Any) -> Any:
       return single(super()._get_single_variable, *args, **kwargs)
 
-    def _get_partitioned_variable(self, *args, **kwargs):
+    def _get_partitioned_variable(self, *args: Any, **kwargs: Any) -> Any:
       return partitioned(super()._get_partitioned_variable, *args, **kwargs)
 
   store.__class__ = Routed
@@ -424,7 +424,7 @@ def control_flow_of(op: tf.Operation) -> Tuple[List[Branch], List[str]]:
   return _unwind(op._get_control_flow_context())
 
 
-def _unwind(control_flow_context):
+def _unwind(control_flow_context: Any) -> Tuple[List[Branch], List[str]]:
   branches, loops = [], []
   while control_flow_context is not None:
     if control_flow_context.IsWhileContext():
@@ -470,7 +470,8 @@ def lift_out_of_conditionals(op: tf.Operation) -> tf.Operation:
 
 
 @contextlib.contextmanager
-def _in_context(graph: tf.Graph, control_flow_context) -> Iterator[None]:
+def _in_context(graph: tf.Graph,
+                control_flow_context: Any) -> Iterator[None]:
   with graph.control_dependencies(None):
     graph._set_control_flow_context(control_flow_context)
     yield
@@ -529,7 +530,8 @@ def op_callback(
       place of its outputs.
   """
 
-  def callback(op_type, inputs, attributes, outputs, op_name=None, graph=None):
+  def callback(op_type: Any, inputs: Any, attributes: Any, outputs: Any,
+               op_name: Any = None, graph: Any = None) -> Any:
     del op_type, inputs, attributes  # As the op has them.
     if graph is None:
       return None
@@ -612,7 +614,7 @@ def gradients_intercepted(
   """
   original = gradients_util._GradientsHelper
 
-  def routed(*args, **kwargs):
+  def routed(*args: Any, **kwargs: Any) -> Any:
     return function(original, *args, **kwargs)
 
   gradients_util._GradientsHelper = routed
@@ -633,7 +635,7 @@ def no_zeros_for_batch_norm() -> Iterator[None]:
   """
   original = control_flow_state.ZerosLike
 
-  def zeros_like(op, index):
+  def zeros_like(op: tf.Operation, index: int) -> Optional[tf.Tensor]:
     # Not the first output, nor those of the gradient: their gradients do look.
     unread = op.type in _FUSED_BATCH_NORMS and index > 0
     if unread or _is_ours(op):
@@ -696,7 +698,7 @@ def summary_tags(rename: Callable[[str], str]) -> Iterator[None]:
   original = summary_op_util.summary_scope
 
   @contextlib.contextmanager
-  def renamed(*args, **kwargs):
+  def renamed(*args: Any, **kwargs: Any) -> Iterator[Any]:
     with original(*args, **kwargs) as (tag, scope):
       yield rename(tag), scope
 

@@ -63,8 +63,8 @@ class Accumulator:
         factor = tf.cast(weight, own.total.dtype)
         # A run of weight 0 has no gradient, whatever 0 / 0 made of it.
         weighted = gradients.with_values(
-            gradient, lambda values: tf.math.multiply_no_nan(
-                tf.cast(values, own.total.dtype), factor))
+            gradient, lambda values, factor=factor: tf.math.multiply_no_nan(
+                tf.cast(values, factor.dtype), factor))
         if own.touched is None:
           total = tf.convert_to_tensor(weighted)
           ops.append(own.total.assign_add(total, read_value=False))
@@ -131,7 +131,7 @@ def _sum_of(gradient: Any, variable: Any) -> Optional[_Sum]:
 def _mean(gradient: Any, own: _Sum, weight: tf.Tensor) -> Any:
   dtype = own.total.dtype
 
-  def mean(values):
+  def mean(values: tf.Tensor) -> tf.Tensor:
     return tf.cast(
         tf.math.divide_no_nan(values, tf.cast(weight, dtype)), gradient.dtype)
 

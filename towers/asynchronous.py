@@ -62,7 +62,7 @@ class AsyncTraining:
     counter = _Counter(steps)
     coordinator = tf.train.Coordinator()
 
-    def work(train_op):
+    def work(train_op: tf.Operation) -> None:
       with coordinator.stop_on_exception():
         while not coordinator.should_stop():
           if stop is not None and stop() or not counter.take():
@@ -209,7 +209,7 @@ def _own_updates(tower: tower_lib.Tower, own_statistics: Dict[str, tf.Tensor],
            for x in tower.update_ops]
   copies: Dict[tf.Operation, Optional[tf.Operation]] = {}
 
-  def own(x):
+  def own(x: tf.Tensor) -> tf.Tensor:
     if x.name in own_statistics:
       return own_statistics[x.name]
     copy = copies[x.op]

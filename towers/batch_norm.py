@@ -1,6 +1,6 @@
 """Batch normalisation over the rows of all towers."""
 
-from typing import Any, NamedTuple, Optional, Tuple, Union
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -197,7 +197,7 @@ class _Layer:
         y = fused.normalise(
             x, scale, offset, merged, epsilon=self._epsilon,
             data_format=data_format)
-        result = y, merged.mean, merged.unbiased_variance
+        result = _Statistics(y, merged.mean, merged.unbiased_variance)
         for old, new in zip(y.op.outputs[1:3], result[1:]):
           context.current_tower().note_replaced(old, new)
       else:
@@ -225,7 +225,7 @@ class _Layer:
     lockstep = context.lockstep()
     count = moments.element_count(self._x, self._other_axes())
 
-    def mean_over_towers(values):
+    def mean_over_towers(values: Sequence[Any]) -> tf.Tensor:
       statistics, counts = zip(*values)
       weights = moments.counts_of_towers(counts, lockstep.rows, self._dtype)
       shares = (weights / tf.reduce_sum(weights))[:, tf.newaxis, tf.newaxis]
@@ -270,7 +270,7 @@ class _Layer:
     return (self._x.dtype in (tf.float16, tf.bfloat16, tf.float32) and
             rank <= 5 and self._axis in (1, rank - 1))
 
-  def _other_axes(self):
+  def _other_axes(self) -> List[int]:
     return [k for k in range(self._x.shape.rank) if k != self._axis]
 
   def _vector(self, variable: Any, value: float) -> tf.Tensor:

@@ -2,8 +2,8 @@
 
 import contextlib
 import re
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
-from typing import Tuple, Union
+from typing import Any, Callable, ContextManager, Dict, Iterator, List
+from typing import Optional, Sequence, Tuple, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -145,7 +145,7 @@ def build_towers(model_fn: Callable[..., Any],
     shared = variables_lib.SharedVariables(graph, towers, placement, lockstep)
     conversion = conversion_lib.Conversion(len(towers))
 
-    def build_one(tower):
+    def build_one(tower: tower_lib.Tower) -> Any:
       tower.weight = rows[tower.index]
       with _entered(tower, lockstep, conversion, shared, sync_batch_norm):
         returned = _call(model_fn, inputs, shards[tower.index].value)
@@ -193,10 +193,11 @@ def _checked_graph(model_fn: Any, name: Any) -> tf.Graph:
     raise ValueError(
         "`name` must be the beginning of a name scope: expected letters, "
         f"digits, '.', '_' or '-', got {name!r}.")
-  if context.building() is not None:
+  outer = context.building()
+  if outer is not None:
     raise ValueError(
         "`build_towers` must not be called inside `model_fn`: got a call in "
-        f"tower {context.building().index}. Build after the other build has "
+        f"tower {outer.index}. Build after the other build has "
         "ended.")
   graph = tf.get_default_graph()
   if tf.executing_eagerly() or not _tensorflow.is_plain_graph(graph):
@@ -220,7 +221,7 @@ def _scopes(graph: tf.Graph, name: str, count: int) -> Tuple[str, str]:
   enclosing = graph.get_name_scope()
   enclosing = enclosing + "/" if enclosing else ""
 
-  def is_free(relative):
+  def is_free(relative: str) -> bool:
     return graph.unique_name(relative,
                              mark_as_used=False) == enclosing + relative
 
@@ -267,7 +268,7 @@ def _build_all(graph: tf.Graph, towers: Sequence[tower_lib.Tower],
   scopes = _tensorflow.CallerScopes(graph)
   counts = []
 
-  def build_in_thread(tower):
+  def build_in_thread(tower: tower_lib.Tower) -> Any:
     with graph.as_default(), scopes.entered():
       build(tower)
       if tower.index == 0:
@@ -292,11 +293,11 @@ def _added(graph: tf.Graph, tower: tower_lib.Tower,
   return added
 
 
-def _summary_tags(graph: tf.Graph):
+def _summary_tags(graph: tf.Graph) -> ContextManager[None]:
   """Gives tower 0's summaries the tags of the plain model."""
   taken = _tensorflow.kept_with(graph, "_towers_summary_tags", set)
 
-  def rename(tag):
+  def rename(tag: str) -> str:
     tower = context.building()
     if tower is None or tower.index:
       return tag

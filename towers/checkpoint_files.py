@@ -10,7 +10,7 @@ names besides, and go by these here.
 import contextlib
 import os
 import re
-from typing import Dict, Iterator, List, NamedTuple, Optional
+from typing import Dict, Iterator, List, NamedTuple, Optional, cast
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -183,7 +183,8 @@ def replacing(path: str, latest_filename: Optional[str] = None
   """
   folder, name = os.path.split(path)
   folder = folder or "."
-  stem, step = re.fullmatch(r"(.*?)(-\d+)?", name, re.DOTALL).groups()
+  match = cast(re.Match, re.fullmatch(r"(.*?)(-\d+)?", name, re.DOTALL))
+  stem, step = match.groups()
   spare = os.path.join(folder, f"{stem}.spare{step or ''}")
   last = _listed(folder, latest_filename)
   if last is not None and _same_file(last, path):

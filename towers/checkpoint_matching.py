@@ -70,7 +70,7 @@ def _of_other_towers(plain: Dict[str, checkpoint_names.Name], names: Set[str],
   """Returns the keys of towers other than `tower`."""
   if tower is None:
     return set()
-  numbers = {name.tower for name in plain.values()} - {None}
+  numbers = {name.tower for name in plain.values() if name.tower is not None}
   if tower not in numbers | {0}:
     raise ValueError(
         "`tower` must be one whose copies the checkpoint holds: expected one "
@@ -149,7 +149,8 @@ def _own(text: Dict[str, str], owners: Dict[str, str], pairs: Dict[str, str],
 
 def _layers(names: Iterable[str]) -> Dict[str, Dict[str, Dict[str, str]]]:
   """Returns names by kind of layer, layer (in order) and leaf."""
-  found = collections.defaultdict(lambda: collections.defaultdict(dict))
+  found: Dict[str, Dict[str, Dict[str, str]]] = collections.defaultdict(
+      lambda: collections.defaultdict(dict))
   order = {}
   for name in names:
     layer = checkpoint_names.layer(name)

@@ -65,11 +65,11 @@ def plan(checkpoint: str, *, variables: Any = None, include: Patterns = (),
   """
   included, excluded = _compiled("include", include), _compiled("exclude",
                                                                 exclude)
-  renames = _compiled_renames(renames or {})
+  compiled = _compiled_renames(renames or {})
   file = checkpoint_files.File(checkpoint)
   targets = checkpoint_targets.targets(variables)
   names = _selected(targets, included, excluded)
-  keys = _renamed(file.entries, renames)
+  keys = _renamed(file.entries, compiled)
   matches = checkpoint_matching.match(
       [key for key in keys if not _finds(excluded, key)],
       targets.keys() | _others(targets), tower=tower,
@@ -181,7 +181,7 @@ def _selected(names: Iterable[str], include: List[re.Pattern],
 def _renamed(keys: Iterable[str],
              renames: Dict[re.Pattern, str]) -> Dict[str, str]:
   """Returns the keys of the file by what `renames` makes of them."""
-  found = {}
+  found: Dict[str, str] = {}
   for key in keys:
     new = key
     for pattern, text in renames.items():

@@ -65,7 +65,7 @@ def targets(variables: Any) -> Dict[str, Target]:
   if variables is None:
     variables = tf.global_variables()
   if isinstance(variables, (str, os.PathLike)):
-    entries = checkpoint_files.File(variables).entries
+    entries = checkpoint_files.File(os.fspath(variables)).entries
     return _by_shape({name: (entry.shape, entry.dtype)
                       for name, entry in entries.items()})
   if not isinstance(variables, Mapping):
@@ -101,7 +101,7 @@ def faults(wanted: Mapping[str, Target],
       for name, target in wanted.items() if name in entries
       for there, here in [target.difference(entries[name])] if there]
 
-  def text(what, names):
+  def text(what: str, names: List[str]) -> str:
     listed = ", ".join(names[:shown])
     more = len(names) - len(names[:shown])
     return (f"{what} {len(names)} of {len(wanted)}: {listed}" +

@@ -72,7 +72,7 @@ def all_reduce(x: Any, op: str = "sum") -> tf.Tensor:
   if lockstep is None:
     return x
 
-  def reduced(values):
+  def reduced(values: Sequence[tf.Tensor]) -> tf.Tensor:
     rows = lockstep.rows
     if op == "sum":
       return tf.add_n([_if_any_rows(v, r) for v, r in zip(values, rows)])
@@ -112,7 +112,7 @@ def mean_over_rows(x: tf.Tensor, name: str) -> tf.Tensor:
   """Returns the mean of `x` over the towers, weighted by their rows."""
   lockstep = context.lockstep()
 
-  def mean(values):
+  def mean(values: Sequence[tf.Tensor]) -> tf.Tensor:
     shares = shares_of(lockstep.rows, x.dtype)
     return tf.add_n([v * share for v, share in zip(values, shares)])
 
@@ -176,7 +176,7 @@ def meet(kind: str, name: str, fn: Callable[[List[Any]], Any], value: Any,
   flat = [tf.convert_to_tensor(x) for x in tf.nest.flatten(value)]
   types = tf.nest.pack_sequence_as(value, [x.dtype.name for x in flat])
 
-  def merged(flat_values):
+  def merged(flat_values: List[List[Any]]) -> Any:
     result = fn([tf.nest.pack_sequence_as(value, v) for v in flat_values])
     return _differentiable(result, flat_values)
 
@@ -239,7 +239,7 @@ def sum_over_towers(kind: str, name: str,
 
 
 @tf.RegisterGradient("TowersMerge")
-def _merge_gradient(op: tf.Operation, *grads) -> List[Any]:
+def _merge_gradient(op: tf.Operation, *grads: Any) -> List[Any]:
   results = op.get_attr(_RESULTS)
   others = len(op.inputs) - results
   lockstep: Optional[lockstep_lib.Lockstep] = context.lockstep()

@@ -10,7 +10,7 @@ from towers import tower as tower_lib
 class _Local(threading.local):
   """What is known by thread; every thread starts outside any tower."""
 
-  def __init__(self):
+  def __init__(self) -> None:
     super().__init__()
     self.tower: Optional[tower_lib.Tower] = None
     self.lockstep: Any = None

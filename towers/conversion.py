@@ -214,7 +214,7 @@ def _repeats(op: tf.Operation, first: tf.Operation, scope: str) -> bool:
   It does if both assign to one variable what follows from where towers met. A
   counter that each tower counts up is another matter.
   """
-  common = []
+  common: List[tf.Tensor] = []
   return (op.type == first.type and lockstep_lib.variable_op(op.inputs[0]) is
           lockstep_lib.variable_op(first.inputs[0]) and
           lockstep_lib.same_value(op.inputs[1], first.inputs[1], True, common)
@@ -276,7 +276,7 @@ def _reduce_over_towers(op_type: str, x: tf.Tensor, axes: Sequence[int],
   own = reduce(x, axes, keepdims=True)
   count = moments.element_count(x, axes)
 
-  def over_towers(values):
+  def over_towers(values: Sequence[Any]) -> tf.Tensor:
     reduced, counts = zip(*values)
     weights = moments.counts_of_towers(counts, lockstep.rows, x.dtype)
     if op_type == "Mean":
@@ -318,7 +318,7 @@ _DEPTH = 60
 
 
 def _frames() -> Iterator[Any]:
-  frame = sys._getframe(2)  # pylint: disable=protected-access
+  frame: Any = sys._getframe(2)  # pylint: disable=protected-access
   for _ in range(_DEPTH):
     if frame is None or frame.f_globals.get("__name__") == "towers.builder":
       return

@@ -89,8 +89,9 @@ def parameter_devices(requested: Union[None, str, Sequence[str]],
       return (towers[0][0],)
     first = _parse(towers[0][0], "devices[0]")
     return (first.replace(device_type="CPU", device_index=0).to_string(),)
-  several = isinstance(requested, (list, tuple))
-  named = tuple(requested) if several else (requested,)
+  named: Tuple[Any, ...] = (requested,)
+  if isinstance(requested, (list, tuple)):
+    named = tuple(requested)
   if not all(isinstance(device, str) for device in named):
     raise TypeError("`parameter_device` must be a device string, a list of "
                     f"device strings, or None: got {requested!r}.")

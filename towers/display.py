@@ -116,7 +116,7 @@ def _ordered(nodes: Sequence[Any], places: Dict[str, Any]) -> Iterator[Any]:
     if places[node.name] is not None:
       numbers.setdefault(box, places[node.name].index)
   for box, members in boxes.items():
-    first = ()
+    first: List[Any] = []
     if box in numbers and any(node.name.count("/") > 2 for node in members):
       by_type = {node.op: node for node in reversed(members)}
       orders = itertools.permutations(sorted(by_type))

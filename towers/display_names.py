@@ -18,7 +18,7 @@ a graph without towers, only variables and gradients are set apart.
 """
 
 import re
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Set
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, cast
 
 from towers import graph_nodes
 from towers import scopes as scopes_lib
@@ -213,7 +213,7 @@ class _GradientNames:
 
   def of(self, node: Node) -> str:
     """Returns the name for display of `node`."""
-    match = _BACKWARD.match(node.name)
+    match = cast(re.Match, _BACKWARD.match(node.name))
     start = f"{GRADIENTS}/{match[1] or ''}"
     if match[2]:
       start += f"{GRADIENTS}{match[2]}/"

@@ -97,9 +97,9 @@ class _Rewriter:
         self._rewrite(node, _KERNELS[node.op], rank)
         return
     elif node.op in _ANY_LAYOUT and inputs:
-      ranks = {self._rewritten.get(name) for name in inputs}
-      if len(ranks) == 1 and None not in ranks:
-        self._rewrite(node, _Kernel(range(len(inputs))), *ranks)
+      common, *others = {self._rewritten.get(name) for name in inputs}
+      if common is not None and not others:
+        self._rewrite(node, _Kernel(range(len(inputs))), common)
         return
     self._nodes.append(node)
 
@@ -136,8 +136,9 @@ class _Rewriter:
   def _transpose(self, name: str, value: str, order: Sequence[int],
                  dtype: int) -> None:
     """Adds an op `name` that transposes `value`."""
-    order = self._constant(f"{_inner(name)}/order", order)
-    node = tf.NodeDef(name=name, op="Transpose", input=[value, order])
+    permutation = self._constant(f"{_inner(name)}/order", order)
+    node = tf.NodeDef(
+        name=name, op="Transpose", input=[value, permutation])
     node.attr["T"].type = dtype
     node.attr["Tperm"].type = _INT32
     self._nodes.append(node)

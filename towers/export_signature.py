@@ -44,7 +44,7 @@ def placeholders(inputs: Any, model_fn: Callable[..., Any]) -> Inputs:
   specs: List[Tuple[str, tf.TensorSpec]] = []
   parameters = _parameters(model_fn)
 
-  def take(path, value):
+  def take(path: Any, value: Any) -> int:
     spec = _spec(value)
     key = _input_key(path, spec, parameters)
     _check_free(key, spec)
@@ -88,7 +88,7 @@ def outputs(returned: Any) -> Dict[str, tf.Tensor]:
     nest = {key: x for key, x in returned.items() if key != "loss"}
   found: List[Tuple[str, tf.Tensor]] = []
 
-  def take(path, value):
+  def take(path: Any, value: Any) -> None:
     key = "_".join(map(str, path)) or "output"
     if path and isinstance(path[0], int):
       key = f"output_{key}"

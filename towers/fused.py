@@ -25,7 +25,8 @@ it. Inside model code (`tf.gradients` in `model_fn`), where a gradient is often
 made to be differentiated again, plain ops and true gradients stand instead.
 """
 
-from typing import Any, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, ContextManager, List, NamedTuple, Optional
+from typing import Sequence, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -108,7 +109,7 @@ def merged_statistics(x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, *,
     size = x.shape.num_elements()
     value = (message, scale, tf.size(x) if size is None else size)
 
-  def merged(values):
+  def merged(values: Sequence[Any]) -> Merged:
     messages, scales, sizes = zip(*values)
     weights = _weights(sizes, lockstep.rows, channels)
     result = _merge(tf.stack(messages), scales, weights, epsilon)
@@ -172,7 +173,7 @@ def _merge(packed: tf.Tensor, scales: Sequence[tf.Tensor], weights: _Weights,
       "TowersBatchMoments", [mean, variance, mean, variance, mean, unbiased],
       others)
   _tensorflow.set_attribute(passed[0].op, _EPSILON, float(epsilon))
-  return Merged(*passed[2:], sums_are_scaled)
+  return Merged(passed[2], passed[3], passed[4], passed[5], sums_are_scaled)
 
 
 def _constant(value: Any, dtype: tf.DType = tf.float32) -> tf.Tensor:
@@ -221,7 +222,7 @@ def _present(rows: Sequence[Any], column: tf.Tensor) -> Optional[tf.Tensor]:
   return tf.cast(tf.reshape(tf.stack(rows), column) > 0, tf.float32)
 
 
-def _gradient(op_type: str, gradient: str):
+def _gradient(op_type: str, gradient: str) -> ContextManager[None]:
   """A context in which ops of `op_type` get the registered `gradient`."""
   return tf.get_default_graph().gradient_override_map({op_type: gradient})
 
@@ -230,7 +231,7 @@ def _gradient(op_type: str, gradient: str):
 
 
 @tf.RegisterGradient("TowersNormalise")
-def _normalise_gradient(op: tf.Operation, dy: tf.Tensor, *_) -> List[Any]:
+def _normalise_gradient(op: tf.Operation, dy: tf.Tensor, *_: Any) -> List[Any]:
   """Hands the tower's sums to the slots of mean and variance."""
   if context.building() is not None:
     return _true_normalise_gradient(op, dy)
@@ -263,10 +264,8 @@ def _transposed(x: tf.Tensor, source: str, target: str) -> tf.Tensor:
 
 
 @tf.RegisterGradient("TowersBatchMoments")
-def _moments_gradient(op: tf.Operation, dmean: Optional[tf.Tensor],
-                      dvariance: Optional[tf.Tensor],
-                      sum_dy: Optional[tf.Tensor],
-                      sum_dy_x_hat: Optional[tf.Tensor], *_) -> List[Any]:
+def _moments_gradient(op: tf.Operation, dmean: Any, dvariance: Any, sum_dy: Any,
+                      sum_dy_x_hat: Any, *_: Any) -> List[Any]:
   """Turns the towers' sums into the map that each applies to its rows."""
   if context.building() is not None:
     return _true_moments_gradient(op, [dmean, dvariance, sum_dy, sum_dy_x_hat])
@@ -309,8 +308,8 @@ def _for_packed(op: tf.Operation, gradient: tf.Tensor) -> List[Any]:
 
 
 @tf.RegisterGradient("TowersStatistics")
-def _statistics_gradient(op: tf.Operation, _, slope: Optional[tf.Tensor],
-                         shift: Optional[tf.Tensor], *__) -> List[Any]:
+def _statistics_gradient(op: tf.Operation, _: Any, slope: Optional[tf.Tensor],
+                         shift: Optional[tf.Tensor], *__: Any) -> List[Any]:
   """Applies the map, `slope * (x - own mean) + shift`."""
   if slope is None and shift is None:
     return [None] * 5
@@ -330,7 +329,7 @@ def _statistics_gradient(op: tf.Operation, _, slope: Optional[tf.Tensor],
 
 
 @tf.RegisterGradient("TowersFirstDerivative")
-def _no_second_derivative(op: tf.Operation, *_) -> List[Any]:
+def _no_second_derivative(op: tf.Operation, *_: Any) -> List[Any]:
   raise ValueError(
       "`tf.gradients` must not differentiate a gradient through batch norm "
       f"that was taken outside `model_fn`, got `{op.name}`: the first pass "
@@ -384,7 +383,7 @@ def _true_statistics_gradient(op: tf.Operation, slope: tf.Tensor,
   return tf.cast(centred * by_channel(slope) + by_channel(shift), x.dtype)
 
 
-def _layout(op: tf.Operation):
+def _layout(op: tf.Operation) -> Tuple[List[int], Callable[..., tf.Tensor]]:
   """Returns the reduced axes, and a function that lines up a `[C]` vector."""
   data_format = op.get_attr("data_format").decode()
   axes = [k for k, axis in enumerate(data_format) if axis != "C"]

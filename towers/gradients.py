@@ -109,7 +109,7 @@ def _unscaled(shares_of: Sequence[List[Any]], variables: Sequence[Any],
   """Divides the towers' shares by the loss scale, on the variables' devices."""
   inverse = tf.math.reciprocal(loss_scale)
 
-  def unscaled(values):
+  def unscaled(values: tf.Tensor) -> tf.Tensor:
     if values.dtype in (tf.float16, tf.bfloat16):  # They hold no small inverse.
       wide = tf.cast(values, tf.float32) * inverse
       return tf.cast(wide, values.dtype)
@@ -217,7 +217,7 @@ def clip_by_global_norm(pairs: Sequence[GradientAndVariable],
   factor = tf.where_v2(
       tf.math.is_finite(norm), limit / tf.maximum(norm, limit), np.nan)
 
-  def clipped(values):
+  def clipped(values: tf.Tensor) -> tf.Tensor:
     return values * tf.cast(factor, values.dtype)
 
   result = []

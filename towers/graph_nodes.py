@@ -70,12 +70,12 @@ class Node:
     self.op: str = definition.op
     self.device: str = definition.device
     self.attr = definition.attr
-    self.inputs: List[Tuple["Node", int]] = []
-    self.controls: List["Node"] = []
-    self.readers: List["Node"] = []
-    self.followers: List["Node"] = []
-    self.handle: Optional["Node"] = None
-    self.value_of: Optional["Node"] = None
+    self.inputs: List[Tuple[Node, int]] = []
+    self.controls: List[Node] = []
+    self.readers: List[Node] = []
+    self.followers: List[Node] = []
+    self.handle: Optional[Node] = None
+    self.value_of: Optional[Node] = None
     self.origin = 0
 
   @property

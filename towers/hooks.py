@@ -16,7 +16,8 @@ import contextlib
 import json
 import os
 import time
-from typing import Any, Iterable, Iterator, Optional, Sequence, Union
+from typing import Any, Iterable, Iterator, List, Optional, Sequence
+from typing import Union, cast
 
 from absl import logging
 import numpy as np
@@ -75,18 +76,19 @@ class InputStarvationHook(tf.train.SessionRunHook):
       raise ValueError("`threshold` must be a share: expected a number from 0 "
                        f"to 1, got {threshold!r}.")
     self._threshold = threshold
+    self._waits: List[step_stats.InputWait] = []
     self.share: Optional[float] = None
 
-  def after_create_session(self, unused_session, unused_coord):
+  def after_create_session(self, *unused: Any) -> None:
     self._steps, self._waits = 0, []
 
-  def before_run(self, unused_run_context):
+  def before_run(self, unused_run_context: Any) -> Any:
     # The last of each `trace_steps`: the first step of all is slow by itself.
     if (self._steps + 1) % self._trace_steps == 0:
       return tf.train.SessionRunArgs(None, options=_TRACE)
     return None
 
-  def after_run(self, unused_run_context, run_values):
+  def after_run(self, unused_run_context: Any, run_values: Any) -> None:
     self._steps += 1
     if self._steps % self._trace_steps == 0:
       self._waits.append(
@@ -95,7 +97,7 @@ class InputStarvationHook(tf.train.SessionRunHook):
       self._log()
       self._steps, self._waits = 0, []
 
-  def _log(self):
+  def _log(self) -> None:
     total = sum(wait.step for wait in self._waits)
     self.share = sum(w.wait for w in self._waits) / total if total else 0.0
     if not any(wait.input_ops for wait in self._waits):
@@ -148,25 +150,24 @@ class ThroughputHook(tf.train.SessionRunHook):
       ValueError: If a number is out of range, or `examples_per_step` is a
         tensor of another shape.
     """
-    self._examples_per_step = examples_per_step
-    if tf.is_tensor(examples_per_step):
-      if not examples_per_step.shape.is_compatible_with([]):
+    examples = self._examples_per_step = cast(Any, examples_per_step)
+    if tf.is_tensor(examples):
+      if not examples.shape.is_compatible_with([]):
         raise ValueError(
             "`examples_per_step` must be a number or a scalar tensor: got "
-            f"`{examples_per_step.name}` of shape {examples_per_step.shape}.")
-    elif not (isinstance(examples_per_step, (int, float, np.number)) and
-              0 < examples_per_step < np.inf):
+            f"`{examples.name}` of shape {examples.shape}.")
+    elif not (isinstance(examples, (int, float, np.number)) and
+              0 < examples < np.inf):
       raise ValueError(
           "`examples_per_step` must be how many examples a step takes: "
           "expected a positive number or a scalar tensor, got "
-          f"{examples_per_step!r}.")
+          f"{examples!r}.")
     self._log_steps = _positive("log_steps", log_steps)
     self._warmup_steps = _positive("warmup_steps", warmup_steps, least=0)
     self._directory, self._tag = summary_directory, summary_tag
     self.examples_per_second: Optional[float] = None
     self._global_step: Optional[Any] = None
-    self._total_steps = 0
-    self._start = time.perf_counter()
+    self._total_steps, self._start = 0, time.perf_counter()
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
@@ -175,19 +176,19 @@ class ThroughputHook(tf.train.SessionRunHook):
     yield
     self._start += time.perf_counter() - start
 
-  def begin(self):
+  def begin(self) -> None:
     self._global_step = tf.train.get_global_step()
 
-  def after_create_session(self, unused_session, unused_coord):
+  def after_create_session(self, *unused: Any) -> None:
     self._warm, self._steps, self._examples = 0, 0, 0.0
     self._start = time.perf_counter()
 
-  def before_run(self, unused_run_context):
+  def before_run(self, unused_run_context: Any) -> Any:
     if tf.is_tensor(self._examples_per_step):
       return tf.train.SessionRunArgs(self._examples_per_step)
     return None
 
-  def after_run(self, run_context, run_values):
+  def after_run(self, run_context: Any, run_values: Any) -> None:
     self._total_steps += 1
     if self._warm < self._warmup_steps:
       self._warm += 1
@@ -200,11 +201,11 @@ class ThroughputHook(tf.train.SessionRunHook):
     if self._steps == self._log_steps:
       self._log(run_context.session)
 
-  def end(self, session):
+  def end(self, session: tf.Session) -> None:
     if self._steps:
       self._log(session)
 
-  def _log(self, session):
+  def _log(self, session: tf.Session) -> None:
     now = time.perf_counter()
     rate = self._examples / max(now - self._start, 1e-9)
     self.examples_per_second = rate
@@ -268,7 +269,7 @@ class StopOnNanHook(tf.train.SessionRunHook):
     self._bad_step: Optional[Any] = None
     self._check: Optional[tf.Tensor] = None
 
-  def begin(self):
+  def begin(self) -> None:
     step = tf.train.get_global_step()
     if step is None:
       raise ValueError(
@@ -305,14 +306,14 @@ class StopOnNanHook(tf.train.SessionRunHook):
             [tf.debugging.Assert(self._check < 0, [text])]):
           self._check = tf.identity(self._check)
 
-  def after_create_session(self, unused_session, unused_coord):
+  def after_create_session(self, *unused: Any) -> None:
     for saver in [*tf.get_collection(tf.GraphKeys.SAVERS), *self._savers]:
       _guard(saver, self._bad_step)
 
-  def before_run(self, unused_run_context):
+  def before_run(self, unused_run_context: Any) -> Any:
     return tf.train.SessionRunArgs([self._check, self._loss])
 
-  def after_run(self, run_context, run_values):
+  def after_run(self, run_context: Any, run_values: Any) -> None:
     bad_step, loss = run_values.results
     if bad_step != _NO_STEP:
       logging.error("`%s` must be finite: got %s in the step after global step "
@@ -327,7 +328,7 @@ def _guard(saver: tf.train.Saver, bad_step: Any) -> None:
   if getattr(save, "guards", None) is bad_step:  # The session began again.
     return
 
-  def guarded(sess, *args, **kwargs):
+  def guarded(sess: tf.Session, *args: Any, **kwargs: Any) -> Any:
     try:
       step = sess.run(bad_step)
     except tf.errors.FailedPreconditionError:
@@ -338,7 +339,7 @@ def _guard(saver: tf.train.Saver, bad_step: Any) -> None:
                     "is not finite.", step)
     return None
 
-  guarded.guards = bad_step
+  guarded.guards = bad_step  # type: ignore[attr-defined]  # Our own mark.
   saver.save = guarded
 
 
@@ -366,14 +367,14 @@ class TraceHook(tf.train.SessionRunHook):
     self._directory = directory
     self._wanted = frozenset(_positive("steps", step) for step in steps)
     self._step = 0
-    self.paths = []
+    self.paths: List[str] = []
 
-  def before_run(self, unused_run_context):
+  def before_run(self, unused_run_context: Any) -> Any:
     if self._step + 1 in self._wanted:
       return tf.train.SessionRunArgs(None, options=_TRACE)
     return None
 
-  def after_run(self, unused_run_context, run_values):
+  def after_run(self, unused_run_context: Any, run_values: Any) -> None:
     self._step += 1
     if self._step not in self._wanted:
       return

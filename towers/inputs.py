@@ -68,8 +68,8 @@ def _deal_known(inputs: Any, flat: Sequence[tf.Tensor], rows: int,
   for tower in range(count):
     size = share + (tower < extra)
     begin = min(tower * share + min(tower, extra), rows - 1)
-    end = begin + max(size, 1)
-    pieces = [_on_device_of(x, lambda x=x: x[begin:end]) for x in flat]
+    own = slice(begin, begin + max(size, 1))
+    pieces = [_on_device_of(x, lambda x=x, own=own: x[own]) for x in flat]
     shards.append(Shard(tf.nest.pack_sequence_as(inputs, pieces), size))
   return shards
 
@@ -89,8 +89,8 @@ def _deal_unknown(inputs: Any, flat: Sequence[tf.Tensor], rows: tf.Tensor,
   for index in range(count):
     begin, end = begins[index:index + 1], ends[index:index + 1]
     pieces = [
-        _on_device_of(x, lambda x=x: tf.strided_slice(x, begin, end))
-        for x in flat
+        _on_device_of(x, lambda x=x, begin=begin, end=end: tf.strided_slice(
+            x, begin, end)) for x in flat
     ]
     for piece, x in zip(pieces, flat):
       if x.shape.rank is not None:

@@ -53,7 +53,7 @@ class TowerUse(NamedTuple):
     difference: How its ops differ from those of the first tower.
   """
   towers: str
-  index: int
+  index: int  # type: ignore[assignment]  # Hides `tuple.index`.
   ops: int
   devices: Tuple[str, ...]
   difference: scopes_lib.Difference
@@ -158,7 +158,9 @@ def report(graph: Any, *, train_op: Any = None,
     ValueError: If `train_op` is not in the graph, `tower_pattern` is no regular
       expression with a group, or ops read others that are not there.
   """
-  known, layers, extra_updates = (), None, ()
+  known: List[str] = []
+  extra_updates: List[str] = []
+  layers = None
   if isinstance(graph, graph_lib.TowerGraph):
     known = [tower.name_scope for tower in graph.towers]
     layers = tuple(graph.synced_layers)
@@ -217,7 +219,7 @@ def write_display_graph(graph: Any, logdir: str, *,
       a `GraphDef` can be.
     OSError: If `logdir` cannot be written to; or `tf.errors.OpError`.
   """
-  known = ()
+  known: List[str] = []
   if isinstance(graph, graph_lib.TowerGraph):
     known = [tower.name_scope for tower in graph.towers]
     graph = graph.graph

@@ -6,7 +6,7 @@ or leaves traces of the towers in checkpoints; not what is merely slow.
 """
 
 import collections
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence
 from typing import Set, Tuple
 
 import tensorflow.compat.v1 as tf
@@ -78,17 +78,17 @@ def _scope_prefix(context: findings.Context,
       confused[frozenset(family)] = index
   if not confused:
     return
-  found, gathered = [], {}
+  found: List[Any] = []
+  gathered: Dict[Node, FrozenSet[int]] = {}
   for node in context.nodes.ordered:
     place = context.scopes.place(node)
-    in_set = place is not None and place.towers == towers.name
     parts = [gathered[source] for source in _sources(node)
              if source in gathered]
     union = frozenset().union(*parts)
     if union in confused and union not in parts and not node.is_backward and (
         place is None or place.index == confused[union]):
       found.append((confused[union], node))
-    if in_set:
+    if place is not None and place.towers == towers.name:
       gathered[node] = frozenset([place.index])
     elif node.op in ("NoOp", "Identity"):  # As `tf.group` puts them between.
       gathered[node] = union

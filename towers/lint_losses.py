@@ -6,7 +6,7 @@ Over all towers, a regularisation loss must weigh as much as the data do.
 """
 
 import collections
-from typing import Dict, List, Optional, Set, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -61,10 +61,10 @@ def _like(collected: List[Node], nodes: graph_nodes.Nodes,
   TensorFlow makes the op of a regularisation loss again each time that it is
   taken from the collection; other towers may have made theirs.
   """
-  def key(node):
+  def key(node: Node) -> Any:
     return (tower_lib.without_numbers(scopes.plain_name(node)), node.op)
 
-  behind = {}
+  behind: Dict[Any, Set[Any]] = {}
   for loss in collected:
     behind.setdefault(key(loss), set()).add(_variables_behind(loss))
   return [node for node in nodes.ordered

@@ -1,7 +1,7 @@
 """Rules about variables: whose they are, where they live, what changes them."""
 
 import collections
-from typing import Any, Dict, List, Set, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -50,7 +50,7 @@ def variables_not_shared(context: findings.Context,
 def variables_on_tower_devices(
     context: findings.Context, towers: scopes_lib.TowerSet) -> findings.Found:
   """Finds variables that slipped from where the others are pinned."""
-  devices = set()
+  devices: Set[str] = set()
   for members in towers.nodes.values():
     counts = collections.Counter(
         node.device for node in members
@@ -79,7 +79,7 @@ def variables_on_tower_devices(
 
 def optimizer_slots(context: findings.Context) -> findings.Found:
   """Finds slots of an optimizer that a tower's scope names."""
-  slots = {}
+  slots: Dict[Node, None] = {}
   for node in context.nodes.ordered:
     if node.is_apply and node.changed_variable is not None and (
         context.scopes.place(node.changed_variable) is None):
@@ -103,7 +103,8 @@ def updates_of_all_towers(context: findings.Context,
   """Finds variables that several towers set in one step."""
   if context.needed is None:
     return
-  by_variable: Dict[Node, Dict[int, Node]] = collections.defaultdict(dict)
+  by_variable: Dict[Optional[Node], Dict[int, Node]] = (
+      collections.defaultdict(dict))
   for index, members in towers.nodes.items():
     for node in members:
       # What only adds, such as a counter, may well do so in each tower.

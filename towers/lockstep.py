@@ -62,8 +62,8 @@ class _Seat:
     self.state = state
     self.go_on = threading.Semaphore(0)
     self.stopped = threading.Semaphore(0)
-    self.thread: Optional[threading.Thread] = None
-    self.meeting: Optional[Meeting] = None
+    self.thread: Any = None  # Until the build begins.
+    self.meeting: Any = None  # A `Meeting` while the tower waits in it.
     self.outcome: Any = None
     self.failure: Optional[BaseException] = None
     self.result: Any = None
@@ -378,7 +378,7 @@ def variable_op(handle: tf.Tensor) -> tf.Operation:
   return op
 
 
-def _attributes(op: tf.Operation):
+def _attributes(op: tf.Operation) -> Dict[str, bytes]:
   return {
       name: value.SerializeToString()
       for name, value in op.node_def.attr.items()

@@ -10,7 +10,7 @@ References:
 """
 
 import math
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -74,8 +74,8 @@ class Scale:
   """
 
   def __init__(self, loss_scale: Union[float, DynamicLossScale], device: str):
-    self.variable: Optional[Any] = None
-    self._clean_steps: Optional[Any] = None
+    self.variable: Any = None
+    self._clean_steps: Any = None
     self._growth_steps = 0
     with tf.device(device):
       if not isinstance(loss_scale, DynamicLossScale):

@@ -45,7 +45,7 @@ from towers import tower as tower_lib
 class _Local(threading.local):
   """What is known of the tower that the thread builds."""
 
-  def __init__(self):
+  def __init__(self) -> None:
     super().__init__()
     # The metrics whose values were averaged by rows.
     self.by_rows: List[str] = []
@@ -147,7 +147,7 @@ def _call(metric: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
   tower, lockstep = context.current_tower(), context.lockstep()
   graph = lockstep.graph
 
-  def create(next_creator, **kwargs):
+  def create(next_creator: Any, **kwargs: Any) -> Any:
     kwargs["use_resource"] = True
     _without_tower(tower, kwargs)
     scope = tower.plain_name(graph.get_name_scope() + "/").strip("/")
@@ -168,10 +168,10 @@ def _call(metric: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
 def passed_through() -> Iterator[None]:
   """A context in which `tf.metrics` is called as by `streaming` in towers."""
 
-  def wrapped(metric):
+  def wrapped(metric: Any) -> Any:
 
     @functools.wraps(metric)
-    def function(*args, **kwargs):
+    def function(*args: Any, **kwargs: Any) -> Any:
       # Metrics are made of others: the outermost counts.
       if context.building() is None:
         return metric(*args, **kwargs)

@@ -57,8 +57,8 @@ def installed() -> Iterator[None]:
     yield
 
 
-def _gradients(original: Callable[..., List[Any]], *args,
-               **kwargs) -> List[Any]:
+def _gradients(original: Callable[..., List[Any]], *args: Any,
+               **kwargs: Any) -> List[Any]:
   """Stands before `tf.gradients`, which has the arguments of `original`."""
   lockstep = context.lockstep()
   if lockstep is None or getattr(_local, "inside", False):
@@ -103,7 +103,7 @@ def _weighted(ys: List[Any], grad_ys: List[Any], rows: "_Rows",
   """Weighs each of `ys` such that the towers' gradients add up."""
   weights: Dict[Any, Any] = {}
 
-  def weight_of(y):
+  def weight_of(y: tf.Tensor) -> Any:
     count = lockstep.rows[context.current_tower().index]
     if not rows.is_mean(y):
       return (float(count > 0) if isinstance(count, float) else tf.cast(
@@ -198,13 +198,15 @@ class _Rows:
 
   def _kind(self, x: tf.Tensor, y: tf.Tensor) -> Optional[_Kind]:
     """Returns what `x`, a part of `y`, is; None if not made of rows."""
-    if not self._uses(x):
-      return None
+    return self._kind_of_rows(x, y) if self._uses(x) else None
+
+  def _kind_of_rows(self, x: tf.Tensor, y: tf.Tensor) -> _Kind:
+    """Returns what `x`, a part of `y` that is made of rows, is."""
     op = x.op
     used = [self._uses(v) for v in op.inputs]
     parts = [v for v, use in zip(op.inputs, used) if use]
     others = [v for v, use in zip(op.inputs, used) if not use]
-    kind = None
+    kind: Optional[_Kind] = None
     if op in self._inputs or not parts and x.shape.rank != 0:
       kind = _Kind(True, False)
     elif op.type in _REDUCTIONS:
@@ -218,7 +220,7 @@ class _Rows:
       kind = self._scaled(parts[0], others[0], y, lambda v: 1 / v)
     elif op.type in _ADDITIONS or op.type in _SHAPING or (
         op.type in _LINEAR and len(parts) == 1):
-      kinds = {self._kind(part, y) for part in parts}
+      kinds = {self._kind_of_rows(part, y) for part in parts}
       # What all towers share would be added up with a sum once for each tower.
       if len(kinds) == 1:
         kind = kinds.pop()
@@ -234,7 +236,7 @@ class _Rows:
       kind = _Kind(True, False)
     if kind is None and op.type in _LINEAR | _DIVISIONS and x.shape.rank != 0:
       # Rows, put together with what is not made of rows alone.
-      if any(self._kind(v, y).has_rows for v in parts):
+      if any(self._kind_of_rows(v, y).has_rows for v in parts):
         kind = _Kind(True, False)
     if kind is None:
       raise ValueError(
@@ -245,8 +247,11 @@ class _Rows:
           "towers have, with `towers.all_reduce`.")
     return kind
 
-  def _reduced(self, op: tf.Operation, kind: _Kind) -> Optional[_Kind]:
+  def _reduced(self, op: tf.Operation,
+               kind: Optional[_Kind]) -> Optional[_Kind]:
     """Returns what a reduction makes of its input of `kind`."""
+    if kind is None:
+      return None  # It is the axes that are made of rows.
     if not kind.has_rows:
       return kind if op.type in ("Sum", "Mean") else None
     if not _reduces_first_axis(op):
@@ -260,7 +265,7 @@ class _Rows:
   def _scaled(self, x: tf.Tensor, factor: tf.Tensor, y: tf.Tensor,
               divisor: Callable[[float], float]) -> Optional[_Kind]:
     """Returns what `x` is, divided by `divisor` of `factor`."""
-    kind = self._kind(x, y)
+    kind = self._kind_of_rows(x, y)
     counts = self._counts_rows(factor, x, divisor)
     if counts is None:
       return None

@@ -1,7 +1,7 @@
 """Mean and variance over the rows of all towers."""
 
 import numbers
-from typing import Any, List, NamedTuple, Sequence, Union
+from typing import Any, List, NamedTuple, Sequence, Union, cast
 
 import tensorflow.compat.v1 as tf
 
@@ -93,12 +93,14 @@ def normalised_axes(axes: Union[int, Sequence[int]], rank: int) -> List[int]:
   Raises:
     ValueError: If one lies outside the rank or stands twice.
   """
-  axes = [axes] if isinstance(axes, numbers.Integral) else list(axes)
-  result = sorted(axis % rank for axis in axes if -rank <= axis < rank)
-  if len(set(result)) != len(axes) or not axes:
+  # Not `int`, as NumPy's whole numbers are none.
+  one = isinstance(axes, numbers.Integral)
+  listed = [cast(int, axes)] if one else list(cast(Sequence[int], axes))
+  result = sorted(axis % rank for axis in listed if -rank <= axis < rank)
+  if len(set(result)) != len(listed) or not listed:
     raise ValueError(
         f"`axes` must be different axes of `x`: expected values in "
-        f"[{-rank}, {rank}), got {axes}.")
+        f"[{-rank}, {rank}), got {listed}.")
   return result
 
 
@@ -117,7 +119,7 @@ def over_towers(x: tf.Tensor, axes: Sequence[int], name: str) -> Counted:
   if not shared:
     return Counted(mean, variance, count)
 
-  def combined(values):
+  def combined(values: Sequence[Any]) -> Counted:
     messages, counts = zip(*values)
     means, variances = tf.unstack(tf.stack(messages), axis=1)
     weights = counts_of_towers(counts, lockstep.rows, x.dtype)

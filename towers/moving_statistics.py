@@ -97,23 +97,23 @@ def _statistic(towers: Sequence[tower_lib.Tower], variable: Any,
   ways = [_Way(towers, variable, change) for change in changes]
   if not any(way.found for way in ways):
     return None
-  sources = {way.source() for way in ways}
+  source = ways[0].source()
   fault = None
   if len(changes) > 1:
     fault = f"{len(changes)} updates in a step"
-  elif None in sources or len(sources) > 1:
+  elif source is None:
     fault = "an update by something else than the moments of all towers"
   elif any(any(_tensorflow.control_flow_of(op)) for op in (
-      changes[0], *[x.op for x in ways[0].source().inputs])):
+      changes[0], *[x.op for x in source.inputs])):
     fault = "an update inside a `tf.cond`"
-  if fault is not None:
+  if fault is not None or source is None:
     raise ValueError(
         f"`{variable.op.name}` must move by the moments of its layer's input, "
         f"once a step: got {fault} (`{changes[0].name}`). Put the layer "
         "outside of that, or leave its moving statistics as training made "
         "them.")
   value = _batch_value(changes[0], ways[0].reads)
-  return Statistic(variable, ways[0].source(), tuple(ways[0].reads), value)
+  return Statistic(variable, source, tuple(ways[0].reads), value)
 
 
 class _Way:
@@ -180,7 +180,7 @@ class _Way:
       reduced = op.inputs[0]
       if axes is not None and reduced.shape.rank and not _from_merge(reduced):
         rank = reduced.shape.rank
-        axes = sorted(set(a % rank for a in np.reshape(axes, [-1]).tolist()))
+        axes = sorted({a % rank for a in np.reshape(axes, [-1]).tolist()})
         if 0 in axes and len(axes) == rank - 1:
           self._note(op, reduced, axes)
           return []

@@ -46,9 +46,9 @@ def compute_gradients(optimizer: tf.train.Optimizer,
     ValueError: If no variable has a gradient.
   """
   known = {variable.op: variable for variable in variables}
-  inside = []
+  inside: List[Any] = []
 
-  def of_all_towers(original, *args, **kwargs):
+  def of_all_towers(original: Any, *args: Any, **kwargs: Any) -> List[Any]:
     arguments = inspect.signature(original).bind(*args, **kwargs).arguments
     ys, xs = _as_list(arguments["ys"]), _as_list(arguments["xs"])
     asked = [known.get(getattr(x, "op", None)) for x in xs]

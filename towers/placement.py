@@ -59,7 +59,7 @@ class Balanced(Shared):
     size = num_bytes()
     if size is None:
       return self._parameter_device
-    device = min(self._bytes, key=self._bytes.get)
+    device = min(self._bytes, key=self._bytes.__getitem__)
     self._bytes[device] += size
     return device
 

@@ -57,7 +57,7 @@ class Pooled(NamedTuple):
     mean: Array of shape `[C]`.
     variance: Array of shape `[C]`, biased.
   """
-  count: float
+  count: float  # type: ignore[assignment]  # Hides `tuple.count`.
   mean: np.ndarray
   variance: np.ndarray
 

@@ -27,7 +27,7 @@ class Replicas:
   them.
   """
 
-  def __init__(self):
+  def __init__(self) -> None:
     self._copies: Dict[int, Dict[str, Any]] = {}
     self._variables: Dict[int, Any] = {}
     # The variables of train ops, which renew the copies that there are then.

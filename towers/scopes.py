@@ -32,7 +32,7 @@ class Place(NamedTuple):
     plain_name: The node's name without the tower's scope.
   """
   towers: str
-  index: int
+  index: int  # type: ignore[assignment]  # Hides `tuple.index`.
   plain_name: str
 
 

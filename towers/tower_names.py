@@ -160,7 +160,7 @@ class TowerNames(NamedTuple):
 
   def _known(self) -> List[str]:
     """Returns the plain names of the tower's ops and of variables."""
-    names = {}
+    names: Dict[str, None] = {}
     for op in self.graph.get_operations():
       name = op.name
       if self.scope and name.startswith(self.scope):

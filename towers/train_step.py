@@ -96,9 +96,11 @@ def train_op(step: TrainStep, options: Options,
     skipped_steps: Returns the variable that counts skipped steps.
   """
   rest = _rest_of_step(step, options)
-  adjusts = step.scale is not None and step.scale.variable is not None
+  scale = step.scale
+  if scale is not None and scale.variable is None:
+    scale = None  # It stays as it is.
   before = everything_before(step.updates, step.pairs)
-  if not (options.skip_nonfinite or adjusts):
+  if not (options.skip_nonfinite or scale is not None):
     with tf.control_dependencies(before):
       return rest()
   undo = updates_lib.Undo(step.updates)
@@ -113,8 +115,8 @@ def train_op(step: TrainStep, options: Options,
         skipped_steps().assign_add(
             tf.cast(tf.math.logical_not(finite), tf.int64), read_value=False),
     ]
-    if adjusts:
-      ops.append(step.scale.adjusted(finite))
+    if scale is not None:
+      ops.append(scale.adjusted(finite))
   return tf.group(*ops)
 
 
@@ -142,7 +144,7 @@ def _rest_of_step(step: TrainStep,
                   options: Options) -> Callable[[], tf.Operation]:
   """Returns the function that makes what follows the finite check."""
 
-  def clip_and_apply(pairs):
+  def clip_and_apply(pairs: Pairs) -> tf.Operation:
     if options.clip_norm is not None:
       with tf.device(step.device), tf.name_scope("clip"):
         pairs = gradients.clip_by_global_norm(pairs, options.clip_norm)
@@ -152,12 +154,12 @@ def _rest_of_step(step: TrainStep,
     return lambda: clip_and_apply(step.pairs)
   accumulator = accumulation.Accumulator(step.pairs, step.device)
 
-  def update():
+  def update() -> tf.Operation:
     applied = clip_and_apply(accumulator.mean())
     with tf.control_dependencies([applied]):
       return accumulator.clear()
 
-  def accumulate():
+  def accumulate() -> tf.Operation:
     with tf.device(step.device), tf.name_scope("accumulate"):
       added = accumulator.add(tf.convert_to_tensor(step.weight))
       with tf.control_dependencies([added]):

@@ -141,7 +141,7 @@ def chosen(towers: Sequence[tower_lib.Tower], update_ops: str,
     ValueError: If an update op stands inside a while loop, or a function.
   """
   taken = towers[:1] if update_ops == "first" else towers
-  ops = {}
+  ops: Dict[tf.Operation, tower_lib.Tower] = {}
   for tower in taken:
     for item in tower.update_ops:
       op = _op(item)

@@ -9,8 +9,8 @@ gradient of each tower apart.
 """
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
-from typing import Sequence
+from typing import Any, Callable, ContextManager, Dict, Iterator, List
+from typing import NamedTuple, Optional, Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -78,7 +78,7 @@ class SharedVariables:
         for variable, original in self._original_classes:
           variable.__class__ = original
 
-  def creator_scope(self):
+  def creator_scope(self) -> ContextManager[Any]:
     """A context that shares what its code creates; for each tower's thread."""
     return tf.variable_creator_scope(self._create)
 
@@ -120,7 +120,7 @@ class SharedVariables:
   def _where_tower_reads(self, tower: tower_lib.Tower, variable: Any,
                          handle: tf.Tensor) -> tf.Tensor:
     """Returns the handle of the tower's own copy, or of the variable."""
-    if not self._has_copy(tower, variable):
+    if self._replicas is None or not self._has_copy(tower, variable):
       return handle
     with context.outside(), self._graph.colocate_with(
         None, ignore_existing=True):
@@ -140,7 +140,8 @@ class SharedVariables:
 
   # --- Creation ---
 
-  def _create(self, next_creator: Callable[..., Any], **kwargs) -> Any:
+  def _create(self, next_creator: Callable[..., Any],
+              **kwargs: Any) -> Any:
     """The variable creator of all towers."""
     tower = context.building()
     if tower is None:
@@ -183,7 +184,7 @@ class SharedVariables:
 
   def _device_for(self, kwargs: Dict[str, Any]) -> str:
 
-    def num_bytes():
+    def num_bytes() -> Optional[int]:
       looks = _looks(kwargs)
       return placement_lib.num_bytes_of(looks["shape"], looks["dtype"])
 
@@ -192,11 +193,12 @@ class SharedVariables:
 
   # --- tf.get_variable ---
 
-  def _get_single(self, original: Callable[..., Any], *args, **kwargs) -> Any:
+  def _get_single(self, original: Callable[..., Any], *args: Any,
+                  **kwargs: Any) -> Any:
     return self._get(original, args, kwargs)
 
-  def _get_partitioned(self, original: Callable[..., Any], *args,
-                       **kwargs) -> Any:
+  def _get_partitioned(self, original: Callable[..., Any], *args: Any,
+                       **kwargs: Any) -> Any:
     return self._get(original, args, kwargs)
 
   def _get(self, original: Callable[..., Any], args: Sequence[Any],
@@ -267,7 +269,7 @@ class SharedVariables:
                 name) and _fits(made.variable, wanted))
     ]
     same = [made for made in alike if made.name == name]
-    return (same or alike or [None])[0]
+    return next(iter(same or alike), None)
 
   def _wanted_name(self, tower: tower_lib.Tower, kwargs: Dict[str, Any]) -> str:
     """Returns the plain name of a variable before it is made unique."""

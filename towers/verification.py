@@ -163,7 +163,7 @@ class _Verifier:
     self._allowed, self._hold_random = allowed, hold_random
     self._given, self._losses = values, losses
     self._seed, self._options = seed, options
-    self._initial: Optional[Dict[str, np.ndarray]] = None
+    self._initial: Any = None  # The values of variables, once they are known.
     self._differences: List[Difference] = []
     self._notes: List[str] = []
     self._compared: Dict[str, int] = {}
@@ -173,7 +173,6 @@ class _Verifier:
   def report(self, sizes: Sequence[Optional[int]],
              static: Optional[bool]) -> Report:
     """Compares batches of all `sizes`."""
-    one = None
     if not static:
       try:
         one = self._build(self._devices[:1], None)
@@ -185,6 +184,8 @@ class _Verifier:
             "The model cannot be built for a batch of unknown size, so each "
             "size was built by itself.")
         static = True
+      else:
+        self._compare(one, None, sizes, sizes)
     if static:
       for size in sizes:
         try:
@@ -193,8 +194,6 @@ class _Verifier:
           self._skip(size, sizes, error)
         else:
           self._compare(one, size, [size], sizes)
-    else:
-      self._compare(one, None, sizes, sizes)
     return Report(
         len(self._devices), tuple(self._done), self._compared,
         tuple(self._held), _in_order(self._differences), tuple(self._notes))

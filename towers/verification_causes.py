@@ -6,7 +6,7 @@ device: equal in each tower, or its rows. Between the two stands the cause.
 
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
-from typing import Set
+from typing import Set, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -104,29 +104,34 @@ class Forward(NamedTuple):
     return make(rule, op.name[len(self.scope):], op.type, self.order[op])
 
 
-def locate(forward: Forward, root: tf.Tensor, *, is_result: bool = True,
-           root_relation: Optional[compare.Relation] = None) -> Optional[Cause]:
+def locate(forward: Forward, root: tf.Tensor, *,
+           root_relation: Optional[compare.Relation] = None) -> Cause:
   """Returns why towers have something else than `root`.
 
   Args:
     forward: The model.
     root: The result that differs.
-    is_result: Whether its own value is wrong; if not, it comes of values that
-      may be, such as where gradients alone differ.
     root_relation: What the towers' results are to it.
+  """
+  return locate_behind(forward, root) or _of_scalar(
+      forward, _region(forward, [root]), root, root_relation)
+
+
+def locate_behind(forward: Forward, root: tf.Tensor) -> Optional[Cause]:
+  """Returns why towers have other rows where `root` comes from.
+
+  Args:
+    forward: The model.
+    root: A result that may be right, such as where gradients alone differ.
 
   Returns:
-    The cause, or None if nothing before a `root` that is right is wrong.
+    The cause, or None if no rows are wrong.
   """
   region = _region(forward, [root])
   wrong = [op for op in region if any(
       forward.kind(x) in _BAD_ROWS for x in op.outputs)]
   floats = [op for op in wrong if any(x.dtype.is_floating for x in op.outputs)]
-  if floats or wrong:
-    return _of_rows(forward, (floats or wrong)[0])
-  if not is_result:
-    return None
-  return _of_scalar(forward, region, root, root_relation)
+  return _of_rows(forward, (floats or wrong)[0]) if wrong else None
 
 
 def _region(forward: Forward, roots: Sequence[tf.Tensor]) -> List[tf.Operation]:
@@ -171,7 +176,8 @@ def _of_rows(forward: Forward, culprit: tf.Operation) -> Cause:
   return forward.cause("unknown", culprit)
 
 
-def _of_region(forward: Forward, region: Sequence[tf.Operation]):
+def _of_region(forward: Forward, region: Sequence[tf.Operation]
+              ) -> Tuple[Optional[str], Any]:
   """Returns the rule that the types of ops alone tell, and the op."""
   for op in region:
     names = {x.name for x in op.outputs}

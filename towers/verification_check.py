@@ -47,7 +47,7 @@ class Difference(NamedTuple):
   rows: Optional[int]
   largest: float
   allowed: float
-  index: Tuple[int, ...]
+  index: Tuple[int, ...]  # type: ignore[assignment]  # Hides `tuple.index`.
   cause: causes.Cause
   message: str = ""
 
@@ -219,15 +219,15 @@ def _compared(pair: Pair, expected: Results,
             f"Its shape is {list(np.shape(other))}, on one device "
             f"{list(np.shape(value))}.")
         yield _Found(kind, key, gap, message)
-  for key in {**pair.one.gradients, **pair.many.gradients}:
-    value, other = expected.gradients.get(key), actual.gradients.get(key)
+  for by in {**pair.one.gradients, **pair.many.gradients}:  # Which gradient.
+    value, other = expected.gradients.get(by), actual.gradients.get(by)
     if (value is None) != (other is None):
       side = "the towers" if value is None else "one device"
-      yield _Found("gradient", key, _MISSING, f"Only {side} has a gradient.")
+      yield _Found("gradient", by, _MISSING, f"Only {side} has a gradient.")
     elif value is not None:
       gap = compare.gap(value, other, pair.allowed)
       if gap is not None:
-        yield _Found("gradient", key, gap)
+        yield _Found("gradient", by, gap)
   for name, value in expected.after.items():
     if name in actual.after:
       gap = compare.gap(value, actual.after[name], pair.allowed)
@@ -283,7 +283,7 @@ class _Comparison:
     """Returns the differences with their causes."""
     forward = self.forward()._replace(relations=self._relations())
     assigned = self._assigned()
-    cause_of_loss: Dict[Any, Optional[causes.Cause]] = {}
+    cause_of_loss: Dict[Any, causes.Cause] = {}
     result = []
     for item in found:
       name = item.key
@@ -294,8 +294,8 @@ class _Comparison:
         name = item.key.variable
         if item.key.loss is not None:
           name += f" by {item.key.loss}"
-        cause = cause_of_loss.get(item.key.loss)
-        cause = cause or self._of_gradient(forward, item)
+        cause = cause_of_loss.get(item.key.loss) or self._of_gradient(
+            forward, item)
       else:
         cause = self._of_update(forward, item, assigned.get(item.key))
       result.append(Difference(item.kind, name, self.rows, *item.gap, cause,
@@ -344,7 +344,7 @@ class _Comparison:
     cause = None
     root = self._result_tensor(item.key.loss)
     if root is not None:
-      cause = causes.locate(forward, root, is_result=False)
+      cause = causes.locate_behind(forward, root)
     if cause is not None:
       return cause
     value = self.expected.gradients.get(item.key)
@@ -385,7 +385,7 @@ class _Comparison:
     cause = None
     for root in list(op.inputs)[1:]:
       kind = forward.kind(root)
-      cause = causes.locate(forward, root, is_result=False)
+      cause = causes.locate_behind(forward, root)
       if cause is None and kind not in (compare.EQUAL, compare.ROWS, None):
         cause = causes.locate(forward, root)
         if cause.rule != "batch_norm_of_own_rows":

@@ -1,7 +1,7 @@
 """Says whether what N towers have of a tensor is what one device has."""
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
-from typing import Tuple, Union
+from typing import Tuple, Union, cast
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -50,7 +50,7 @@ class Gap(NamedTuple):
   """
   largest: float
   allowed: float
-  index: Tuple[int, ...]
+  index: Tuple[int, ...]  # type: ignore[assignment]  # Hides `tuple.index`.
 
 
 class Share(NamedTuple):
@@ -106,7 +106,8 @@ def tolerances(
           f"{key!r}.") from error
     try:
       pair = Tolerance(*value) if isinstance(value, (tuple, list)) else (
-          Tolerance(value, DEFAULTS.get(dtype, Tolerance(0, 0)).absolute))
+          Tolerance(cast(float, value),
+                    DEFAULTS.get(dtype, Tolerance(0, 0)).absolute))
       valid = all(float(part) >= 0 for part in pair)
     except (TypeError, ValueError):
       valid = False
@@ -251,9 +252,8 @@ def relation(whole: Any, parts: Sequence[Any], dealt: Sequence[Share],
         [dealt[k].own if weights is None else weights[k] for k in counting])
   where = layout(whole.shape, [part.shape for part in parts], dealt)
   if where is not None:
-    found = [gap(whole, value, allowed) for value in joined(parts, where,
-                                                            dealt)]
-    return Relation(ROWS) if None in found else Relation(OTHER_ROWS, found[0])
+    gaps = [gap(whole, value, allowed) for value in joined(parts, where, dealt)]
+    return Relation(ROWS) if None in gaps else Relation(OTHER_ROWS, gaps[0])
   # As many as a mask has left of them.
   if whole.ndim and all(part.shape[1:] == whole.shape[1:] and part.ndim
                         for part in own) and (

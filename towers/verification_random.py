@@ -8,7 +8,7 @@ device draws one for all rows, are not what one device is, and feeding hides it.
 """
 
 import re
-from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 from typing import Set
 
 import numpy as np
@@ -57,11 +57,11 @@ class Held(NamedTuple):
     apart: Draws that differ between towers, where one device draws once.
     shuffles: Draws that change the order of the rows of a tower; not held.
   """
-  one: Mapping[tf.Tensor, Any]
-  many: Mapping[tf.Tensor, Any]
-  alike: Sequence[Draw]
-  apart: Sequence[Draw]
-  shuffles: Sequence[Draw]
+  one: Dict[tf.Tensor, Any]
+  many: Dict[tf.Tensor, Any]
+  alike: List[Draw]
+  apart: List[Draw]
+  shuffles: List[Draw]
 
 
 def is_random(op: Any) -> bool:

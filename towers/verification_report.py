@@ -81,7 +81,7 @@ def _lines(report: Report) -> Iterator[str]:
 
 
 def _row(difference: check_lib.Difference) -> Sequence[str]:
-  def number(value):
+  def number(value: float) -> str:
     return "" if np.isnan(value) else f"{value:.2g}"
 
   return ("" if difference.rows is None else str(difference.rows),

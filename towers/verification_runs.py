@@ -37,7 +37,8 @@ class Side:
 
   def __init__(self, model_fn: Callable[..., Any], devices: Any, *,
                inputs: Any, rows: Optional[int], seed: int,
-               losses: Optional[Sequence[str]], options: Mapping[str, Any]):
+               losses: Optional[Sequence[Optional[str]]],
+               options: Mapping[str, Any]):
     """Builds the model.
 
     Args:
@@ -82,7 +83,8 @@ class Side:
     """Closes the session."""
     self._session.close()
 
-  def _losses(self, given: Optional[Sequence[str]]) -> List[Optional[str]]:
+  def _losses(self, given: Optional[Sequence[Optional[str]]]
+             ) -> List[Optional[str]]:
     if given is not None:
       return list(given)
     if self.graph.loss is not None:

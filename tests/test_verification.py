@@ -87,6 +87,21 @@ class FaultsTest(parameterized.TestCase, tf.test.TestCase):
     self.assertEqual([cause.rule for cause in report.causes],
                      ["same_random_numbers", "sum_over_rows"])
 
+  def test_fault_beside_a_loop(self):
+    """What enters the loop must not be fetched with what leaves it."""
+    def model_fn(x):
+      weights = tf.get_variable("weights", x.shape[1:])
+      _, y = tf.while_loop(lambda step, _: step < 2,
+                           lambda step, y: (step + 1, tf.tanh(y * weights)),
+                           [tf.constant(0), x])
+      return tf.reduce_mean(tf.square(y - tf.reduce_mean(y, axis=0)))
+
+    x = np.random.RandomState(0).normal(size=[7, 3]).astype(np.float32)
+    report = verification.verify(model_fn, x, 2, rows=[7])
+    self.assertFalse(report.equal)
+    self.assertEqual([cause.rule for cause in report.causes],
+                     ["statistic_of_own_rows"])
+
   def test_same_fault_in_batches_of_several_sizes_is_one_cause(self):
     report = verification.verify(
         cases.FAULTS["sum"].model, cases.batch(), 3)

@@ -127,7 +127,10 @@ class Side:
 
   def may_fetch(self, op: tf.Operation) -> bool:
     """Says whether a session may fetch the outputs of `op`."""
-    return self._plain_graph.is_fetchable(op)
+    # What enters a loop lives in the loop. On several devices, a session that
+    # fetches it together with what leaves the loop never ends.
+    return op.type not in ("Enter", "RefEnter") and (
+        self._plain_graph.is_fetchable(op))
 
   def may_feed(self, tensor: tf.Tensor) -> bool:
     """Says whether a session may be fed a value for `tensor`."""

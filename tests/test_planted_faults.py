@@ -1,4 +1,4 @@
-"""Tests that lint finds faults planted into random models, and no others.
+"""Tests that faults planted into random models are found, and no others.
 
 Models are those of `random_models`, the same in each run.
 """
@@ -17,6 +17,8 @@ import test_lint_variables
 import testing
 import towers
 from towers import inspection
+from towers import verification
+import verification_cases
 
 SETTINGS = dict(
     deadline=None, database=None, print_blob=False,
@@ -45,8 +47,123 @@ def each(examples, seed, holds, **fixed):
   check()
 
 
-def model(case):
-  return random_models.make_model(case, lambda: tf.constant(True), None, None)
+def model(case, plant=None, of_losses=None):
+  return random_models.make_model(
+      case, lambda: tf.constant(True), plant, of_losses)
+
+
+def batch_size(x):
+  return x * tf.cast(tf.shape(x)[0], x.dtype)
+
+
+def by_position(x):
+  return x * tf.cast(tf.range(tf.shape(x)[0]), x.dtype)[:, tf.newaxis]
+
+
+def one_number(x):
+  return x * tf.random.uniform([], dtype=x.dtype)
+
+
+def gradient_by_rows(x):
+  @tf.custom_gradient
+  def same(y):
+    rows = tf.cast(tf.shape(y)[0], x.dtype)
+    return tf.identity(y), lambda slope: slope * rows
+  # There must be a gradient that passes through.
+  return same(x * tf.get_variable("before", [], x.dtype,
+                                  initializer=tf.ones_initializer()))
+
+
+def moving_average(x):
+  average = tf.get_variable("average", x.shape[1:], x.dtype, trainable=False,
+                            initializer=tf.zeros_initializer())
+  tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, average.assign_sub(
+      0.1 * (average - tf.reduce_mean(x, axis=0))))
+  return x
+
+
+def counter(x):
+  steps = tf.get_variable("steps", [], trainable=False,
+                          initializer=tf.zeros_initializer())
+  tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, steps.assign_add(1.0))
+  return x
+
+
+def wrong_weight(losses, unused_weights):
+  return towers.TowerSpec(tf.reduce_mean(losses),
+                          weight=1.0 + towers.current_tower().index)
+
+
+# What stands between the parts and the last layer, and what finds it.
+IN_FEATURES = {
+    "batch_norm": (verification_cases.own_batch_norm, "batch_norm_of_own_rows"),
+    "moments": (verification_cases.own_moments, "batch_norm_of_own_rows"),
+    "mean": (lambda x: x - tf.reduce_mean(x, axis=0), "statistic_of_own_rows"),
+    "pairs": (verification_cases.of_pairs, "pairs_of_rows"),
+    "batch_size": (batch_size, "batch_size"),
+    "position": (by_position, "position_in_batch"),
+    "reversed": (lambda x: x + x[::-1], "position_in_batch"),
+    "tower_number": (verification_cases.tower_number, "tower_dependent"),
+    "shuffle": (verification_cases.mixed, "shuffle_in_tower"),
+    "seed": (lambda x: tf.nn.dropout(x, rate=0.5, seed=3),
+             "same_random_numbers"),
+    "one_number": (one_number, "random_numbers_for_whole_batch"),
+    "gradient": (gradient_by_rows, "gradient_function"),
+    "moving_average": (moving_average, "update_of_first_tower"),
+    "counter": (counter, "update_in_each_tower"),
+    "fixed_batch_size": (lambda x: tf.reshape(x, [7, x.shape[1]]),
+                         "batch_size_fixed"),
+}
+
+IN_LOSS = {
+    "sum": (lambda losses, _: tf.reduce_sum(losses) / 7.0, "sum_over_rows"),
+    "wrong_weight": (wrong_weight, "weight_of_another_mean"),
+    "root": (lambda losses, _: tf.sqrt(tf.reduce_mean(losses)),
+             "function_of_batch_statistic"),
+    "largest": (lambda losses, _: tf.reduce_max(losses), "reduction_over_rows"),
+}
+
+
+class VerifyTest(parameterized.TestCase):
+
+  # In float64 what a fault changes stands out from rounding.
+  FIXED = dict(rows=st.just(7), num_towers=st.just(2), double=st.just(True),
+               penalty=st.just(False))
+
+  def verify(self, case, **model_options):
+    options = {}
+    if model_options.get("plant") is counter:
+      options["update_ops"] = "all"
+    return verification.verify(model(case, **model_options), case.batch(), 2,
+                               rows=[7], **options)
+
+  @parameterized.named_parameters(
+      (name, seed, *fault) for seed, (name, fault) in enumerate(
+          IN_FEATURES.items()))
+  def test_finds_in_features(self, seed, plant, rule):
+    def holds(case):
+      report = self.verify(case, plant=plant)
+      where = [cause.operation for cause in report.causes
+               if cause.rule == rule]
+      self.assertRegex(" ".join(where), "planted|average|steps|before",
+                       f"{case}\n{report}")
+    each(1, seed, holds, loss=st.just("mean"), **self.FIXED)
+
+  @parameterized.named_parameters(
+      (name, 50 + seed, *fault) for seed, (name, fault) in enumerate(
+          IN_LOSS.items()))
+  def test_finds_in_the_loss(self, seed, of_losses, rule):
+    def holds(case):
+      report = self.verify(case, of_losses=of_losses)
+      self.assertEqual([cause.rule for cause in report.causes][:1], [rule],
+                       f"{case}\n{report}")
+    each(1, seed, holds, **self.FIXED)
+
+  def test_finds_nothing_in_sound_models(self):
+    def holds(case):
+      report = self.verify(case)
+      self.assertTrue(report.equal, f"{case}\n{report}")
+    each(6, 100, holds, **self.FIXED)
 
 
 def on_cpu(getter, *args, **kwargs):

@@ -135,6 +135,45 @@ class RoundsTest(parameterized.TestCase):
       session.run(mean.send, {"x:0": [[1.0, 1.0]]})
 
 
+class TrafficTest(parameterized.TestCase):
+
+  @parameterized.parameters(1, 2, 3)
+  def test_one_gradient_goes_to_the_server(self, num_towers):
+    """However many towers the worker has."""
+    server, = WORKERS.servers
+    with tf.Graph().as_default() as graph:
+      x = tf.placeholder(tf.float32, [None, 2])
+
+      def model(x):
+        w = tf.get_variable("w", [2, 3])
+        table = tf.get_variable("table", [4, 3])
+        rows = tf.gather(table, tf.cast(x[:, 0], tf.int32))
+        return tf.reduce_mean((tf.matmul(x, w) + rows)**2)
+
+      built = towers.build_towers(
+          model, [WORKERS.own.device(i) for i in range(num_towers)], inputs=x,
+          parameter_device=server.device())
+      with tf.device(server.device()):
+        step = tf.train.get_or_create_global_step()
+      cluster_sync.WorkersMean(
+          built, tf.train.GradientDescentOptimizer(1.0), members=WORKERS,
+          device=server.device(), global_step=step)
+    sent = {
+        tensor for op in graph.get_operations() for tensor in op.inputs
+        if _job(op) == "ps" and _job(tensor.op) == "worker"
+    }
+    # Of `w`, and the values, indices and shape of that of `table`.
+    self.assertCountEqual(
+        [(tensor.dtype.name, *tensor.shape.as_list()) for tensor in sent
+         if tensor.shape.rank],
+        [("float32", 2, 3), ("float32", None, 3), ("int64", None),
+         ("int64", 2)])
+
+
+def _job(op):
+  return tf.DeviceSpec.from_string(op.device).job
+
+
 class _Local(cluster_spec.Task):
   """A task whose devices are those of the one server of the test."""
 

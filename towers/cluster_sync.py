@@ -88,10 +88,12 @@ class WorkersMean:
     clip_norm = train_step.checked(clip_norm, None, 1, False).clip_norm
     variables = build.variables_to_train(var_list)
     self._members = members
+    # One gradient goes to the server, not one for each of the worker's towers.
+    backward = build.backward._replace(sum_device=members.own.device())
     with graph.graph.as_default():
       pairs = [
           pair for pair in optimizers.compute_gradients(
-              optimizer, build.backward, build.scalar(loss), variables)
+              optimizer, backward, build.scalar(loss), variables)
           if pair.gradient is not None
       ]
       with tf.name_scope("workers_mean"), tf.device(device):
@@ -154,7 +156,7 @@ class WorkersMean:
       sent = []
       for pair, kept in zip(pairs, own.gradients):
         with tf.device(self._members.own.device()):
-          weighted = _times(pair.gradient, weight)
+          weighted = _ready_to_send(_times(pair.gradient, weight))
         with tf.device(None), tf.device(pair.variable.device):
           sent.append(_send(kept, weighted, stamp))
     with tf.control_dependencies(sent):
@@ -227,18 +229,26 @@ def _times(gradient: Any, factor: tf.Tensor) -> Any:
       gradient, lambda values: values * tf.cast(factor, values.dtype))
 
 
+def _ready_to_send(gradient: Any) -> Any:
+  """Returns a gradient as an accumulator wants it.
+
+  A worker that was restarted in a round sends twice in it, of which the
+  accumulator takes the mean; it wants each row once and in order for that.
+  """
+  if not isinstance(gradient, tf.IndexedSlices):
+    return gradient
+  order = tf.argsort(gradient.indices)
+  gradient = gradients.rows_once(tf.IndexedSlices(
+      tf.gather(gradient.values, order), tf.gather(gradient.indices, order),
+      gradient.dense_shape))
+  return tf.IndexedSlices(
+      gradient.values, tf.cast(gradient.indices, tf.int64),
+      None if gradient.dense_shape is None else tf.cast(
+          gradient.dense_shape, tf.int64))
+
+
 def _send(kept: Any, gradient: Any, stamp: tf.Tensor) -> tf.Operation:
   if isinstance(gradient, tf.IndexedSlices):
-    # A worker that was restarted in a round sends twice in it, of which the
-    # accumulator takes the mean; it wants each row once and in order for that.
-    order = tf.argsort(gradient.indices)
-    gradient = gradients.rows_once(tf.IndexedSlices(
-        tf.gather(gradient.values, order), tf.gather(gradient.indices, order),
-        gradient.dense_shape))
-    gradient = tf.IndexedSlices(
-        gradient.values, tf.cast(gradient.indices, tf.int64),
-        None if gradient.dense_shape is None else tf.cast(
-            gradient.dense_shape, tf.int64))
     return kept.apply_indexed_slices_grad(gradient, local_step=stamp)
   return kept.apply_grad(gradient, local_step=stamp)
 

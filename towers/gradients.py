@@ -29,10 +29,13 @@ class Backward(NamedTuple):
     views: For each variable (by `id`), the handle that each tower reads it by.
     tower_devices: The device of each tower.
     parameter_device: Where ops go that belong to no tower.
+    sum_device: Where the towers' shares are added up; None for the device of
+      each variable.
   """
   views: Dict[int, Dict[int, tf.Tensor]]
   tower_devices: Sequence[str]
   parameter_device: str
+  sum_device: Optional[str] = None
 
 
 def averaged(backward: Backward, loss: tf.Tensor, variables: Sequence[Any], *,
@@ -88,8 +91,9 @@ def averaged(backward: Backward, loss: tf.Tensor, variables: Sequence[Any], *,
       shares_of = packing.sent_together(
           shares_of, towers_of, variables, backward.tower_devices, pack_bytes)
     pairs = [
-        GradientAndVariable(_added_up_at(variable, shares), variable)
-        for variable, shares in zip(variables, shares_of)
+        GradientAndVariable(
+            _added_up_at(backward.sum_device or variable.device, shares),
+            variable) for variable, shares in zip(variables, shares_of)
     ]
   replicas.of_graph(loss.graph).note_gradients(pairs)
   return pairs
@@ -122,8 +126,8 @@ def _unscaled(shares_of: Sequence[List[Any]], variables: Sequence[Any],
   return result
 
 
-def _added_up_at(variable: Any, shares: Sequence[Any]) -> Optional[Any]:
-  with tf.device(None), tf.device(variable.device):
+def _added_up_at(device: str, shares: Sequence[Any]) -> Optional[Any]:
+  with tf.device(None), tf.device(device):
     return add_up(shares)
 
 

@@ -59,13 +59,6 @@ def loss_of(y, targets):
       tf.reduce_sum(tf.tanh(y) * targets, list(range(1, y.shape.rank))))
 
 
-def config():
-  """Optimising such small graphs takes longer than all that they run."""
-  result = testing.config()
-  result.graph_options.rewrite_options.disable_meta_optimizer = True
-  return result
-
-
 class Plain:
   """The layer as plain float64 ops on one device, for its gradients."""
 
@@ -85,7 +78,7 @@ class Plain:
       variance = tf.reduce_mean(tf.square(x - mean), axes, keepdims=True)
       y = gamma * (x - mean) / tf.sqrt(variance + EPSILON) + beta
       self.gradients = tf.gradients(loss_of(y, targets), [x] + self.vectors)
-      self.session = tf.Session(config=config())
+      self.session = tf.Session(config=testing.config())
 
   def run(self, x, targets, gamma, beta):
     feed = dict(zip(self.inputs + self.vectors, (x, targets, gamma, beta)))
@@ -117,7 +110,7 @@ class Layer:
           update_ops=update_ops)
       self.gradients = [tf.gradients(self.built.loss, self.x)[0]] + [
           gradient for gradient, _ in self.built.gradients()]
-      self.session = tf.Session(config=config())
+      self.session = tf.Session(config=testing.config())
       self.values = [v.initializer.inputs[1] for v in self.built.variables]
       self.initializers = [v.initializer for v in self.built.variables]
 

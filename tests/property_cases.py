@@ -101,8 +101,7 @@ def run(case: random_models.Case, in_towers: bool) -> Step:
     everything = {v.op.name: v for v in tf.global_variables()}
     # A loop on one device cannot keep what it reads from a variable on another
     # for its gradient, with strict placement.
-    config = testing.config(allow_soft_placement=True,
-                            graph_options=references.unoptimized())
+    config = testing.config(allow_soft_placement=True)
     with tf.Session(config=config) as sess:
       sess.run([v.initializer for v in everything.values()],
                {v.initializer.inputs[1]: references.value_for(v)

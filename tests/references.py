@@ -10,13 +10,6 @@ import testing
 import towers
 
 
-def unoptimized() -> tf.GraphOptions:
-  """Returns options that spare the time to optimise a graph that runs once."""
-  options = tf.GraphOptions()
-  options.rewrite_options.disable_meta_optimizer = True
-  return options
-
-
 class Result(NamedTuple):
   """What a model computes.
 
@@ -91,8 +84,7 @@ def run(make_model: Callable[[], Callable[..., Any]],
     present = {k: g for k, g in gradients.items() if g is not None}
     # A loop on one device cannot keep what it reads from a variable on another
     # for its gradient, with strict placement.
-    with testing.session(allow_soft_placement=True,
-                         graph_options=unoptimized()) as sess:
+    with testing.session(allow_soft_placement=True) as sess:
       initialize(sess)
       loss, outputs, present = sess.run((loss, outputs, present),
                                         dict(zip(inputs, values)))

@@ -83,10 +83,7 @@ class Built:
       self.variables = tf.global_variables()
       self._initializers = [v.initializer for v in self.variables]
       self.values = {v.op.name: v.read_value() for v in self.variables}
-    options = tf.GraphOptions()
-    options.rewrite_options.disable_meta_optimizer = True
-    self.session = tf.Session(
-        graph=self._graph, config=testing.config(graph_options=options))
+    self.session = tf.Session(graph=self._graph, config=testing.config())
     if testing.num_cpus(self.session) != testing.NUM_CPUS:
       raise AssertionError("The session lacks devices.")
     self.session.run(self._initializers)

@@ -76,8 +76,7 @@ class Built:
   def run(self, batch_sizes):
     """Returns loss, logits and gradients of one batch of each size."""
     results = []
-    with testing.session(self.graph,
-                         graph_options=references.unoptimized()) as sess:
+    with testing.session(self.graph) as sess:
       for variable in self.variables:
         # Of a size at which neither ReLU nor softmax says the same to all.
         value = references.value_for(variable)

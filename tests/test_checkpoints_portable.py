@@ -18,7 +18,6 @@ from absl.testing import parameterized
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from references import unoptimized
 import testing
 import towers
 
@@ -116,7 +115,7 @@ def numpy_logits(values, images, ids):
 
 def session(graph, **options):
   """Opens a session that does not spend time on optimising the graph."""
-  return testing.session(graph, graph_options=unoptimized(), **options)
+  return testing.session(graph, **options)
 
 
 class Built:
@@ -205,7 +204,7 @@ class KeysTest(parameterized.TestCase):
       with tf.train.MonitoredTrainingSession(
           checkpoint_dir=folder, save_checkpoint_steps=1,
           save_summaries_steps=None, log_step_count_steps=None,
-          config=testing.config(graph_options=unoptimized())) as sess:
+          config=testing.config()) as sess:
         sess.run(built.train_op, dict(zip(built.inputs, data())))
     self.assertEqual(dict(tf.train.list_variables(folder)),
                      {**KEYS, **SLOTS["adam"]})

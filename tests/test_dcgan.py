@@ -86,8 +86,7 @@ class Built:
   @contextlib.contextmanager
   def session(self):
     """Opens a session in which variables have the values of their names."""
-    with testing.session(self.graph, initialize=True,
-                         graph_options=references.unoptimized()) as sess:
+    with testing.session(self.graph, initialize=True) as sess:
       for variable in self._trainable:
         value = references.value_for(variable)
         scale = np.sqrt(1 / value[..., 0].size) if value.ndim > 1 else 0.2

@@ -85,7 +85,7 @@ class Built:
       # A loop on one device cannot keep what it reads from a variable on
       # another for its gradient, with strict placement.
       self.session = tf.Session(
-          config=testing.config(allow_soft_placement=True))
+          config=testing.config(optimize=True, allow_soft_placement=True))
     if testing.num_cpus(self.session) != testing.NUM_CPUS:
       raise AssertionError("The session lacks devices.")
     self.session.run(self.initializers)

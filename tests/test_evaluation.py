@@ -47,9 +47,7 @@ class Prediction:
         self.outputs = self.towers.outputs
 
   def session(self):
-    return testing.session(
-        self.graph, graph_options=references.unoptimized(),
-        intra_op_parallelism_threads=1)
+    return testing.session(self.graph, intra_op_parallelism_threads=1)
 
   def run(self, batches, outputs=None):
     """Returns the outputs for each batch."""
@@ -168,7 +166,7 @@ class BesideTrainingTest(parameterized.TestCase, tf.test.TestCase):
         tf.get_collection(tf.GraphKeys.METRIC_VARIABLES))
     data = np.concatenate([images(6), 4.0 + images(5)])
     answers = np.arange(11) % 5
-    with testing.session(graph_options=references.unoptimized()) as sess:
+    with testing.session() as sess:
       tf.set_random_seed(1)
       sess.run(tf.global_variables_initializer())
       for _ in range(3):

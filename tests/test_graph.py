@@ -182,8 +182,7 @@ class MinimizeTest(parameterized.TestCase, tf.test.TestCase):
     graph = towers.build_towers(model, testing.devices(num_towers), inputs=x)
     summaries = tf.summary.merge_all()
     graph.minimize(tf.train.AdamOptimizer())
-    with testing.session(initialize=True,
-                         graph_options=references.unoptimized()) as sess:
+    with testing.session(initialize=True) as sess:
       before = values_of(sess)
       for _ in range(10):
         sess.run((graph.loss, graph.outputs, summaries, graph.gradients()),

@@ -4,7 +4,6 @@ from absl.testing import parameterized
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-import references
 import testing
 import towers
 
@@ -23,8 +22,7 @@ class ArgumentsTest(parameterized.TestCase, tf.test.TestCase):
       graph = towers.build_towers(
           model, testing.devices(num_towers),
           inputs=fed if inputs is None else inputs)
-      with testing.session(
-          graph_options=references.unoptimized()) as sess:
+      with testing.session() as sess:
         sess.run(tf.local_variables_initializer())
         for batch in batches:
           sess.run(graph.outputs["update"], {fed: batch})
@@ -126,8 +124,7 @@ class ArgumentsTest(parameterized.TestCase, tf.test.TestCase):
 
       graph = towers.build_towers(model, testing.devices(num_towers),
                                   inputs=fed)
-      with testing.session(
-          graph_options=references.unoptimized()) as sess:
+      with testing.session() as sess:
         sess.run(tf.local_variables_initializer())
         for batch in batches:
           sess.run(updates[-1], {fed: batch})
@@ -164,8 +161,7 @@ class ArgumentsTest(parameterized.TestCase, tf.test.TestCase):
       graph = towers.build_towers(
           lambda x: dict(zip(["value", "update"], tf.metrics.mean(x))),
           testing.devices(num_towers), inputs=towers.PerTower(parts))
-      with testing.session(
-          graph_options=references.unoptimized()) as sess:
+      with testing.session() as sess:
         sess.run(tf.local_variables_initializer())
         sess.run(graph.outputs["update"])
         self.assertAllClose(

@@ -4,7 +4,6 @@ from absl.testing import parameterized
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-import references
 import testing
 import towers
 
@@ -105,8 +104,7 @@ class Evaluation:
   def run(self, fetch=None, times=1):
     """Returns the last update's values, and the values at the end."""
     fetch = self.update if fetch is None else fetch
-    with testing.session(self.graph, graph_options=references.unoptimized(
-        )) as sess:
+    with testing.session(self.graph) as sess:
       for _ in range(times):
         sess.run(self.reset)
         for batch in batches(self.data):

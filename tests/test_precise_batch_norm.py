@@ -6,7 +6,6 @@ from absl.testing import parameterized
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-import references
 import testing
 import towers
 from towers import precise_batch_norm
@@ -17,8 +16,7 @@ EPSILON = 1e-3
 
 
 def session():
-  return testing.session(initialize=True,
-                         graph_options=references.unoptimized())
+  return testing.session(initialize=True)
 
 
 def batches(sizes=(7, 4, 2)):

@@ -166,8 +166,7 @@ class Built:
 
   def run(self):
     """Returns loss and gradients of one batch of each size."""
-    with testing.session(self._graph,
-                         graph_options=references.unoptimized()) as sess:
+    with testing.session(self._graph) as sess:
       references.initialize(sess)
       return [sess.run(self._fetches, dict(zip(self._inputs, views(size))))
               for size in BATCH_SIZES]
@@ -258,8 +257,7 @@ class ModelTest(parameterized.TestCase, tf.test.TestCase):
         lambda *inputs: simclr.loss(*inputs, training=True, depth=DEPTH),
         testing.devices(2), inputs=(first, second))
     train_op = graph.minimize(tf.train.MomentumOptimizer(0.1, 0.9))
-    with testing.session(initialize=True,
-                         graph_options=references.unoptimized()) as sess:
+    with testing.session(initialize=True) as sess:
       before = sess.run(graph.loss)
       for _ in range(20):
         sess.run(train_op)

@@ -11,7 +11,10 @@ import tensorflow.compat.v1 as tf
 NUM_CPUS = 5
 
 
-def config(num_cpus: int = NUM_CPUS, **overrides: Any) -> tf.ConfigProto:
+def config(num_cpus: int = NUM_CPUS,
+           *,
+           optimize: bool = False,
+           **overrides: Any) -> tf.ConfigProto:
   """Returns a session config that shows `num_cpus` logical CPU devices.
 
   A session without a config of ours places softly: an op pinned to `/cpu:3`
@@ -19,12 +22,17 @@ def config(num_cpus: int = NUM_CPUS, **overrides: Any) -> tf.ConfigProto:
 
   Args:
     num_cpus: Number of logical CPU devices.
+    optimize: Whether TensorFlow rewrites the graph before its first step. That
+      takes longer than all that most tests run; those of whole training steps
+      ask for it, and scripts that tests start have it, as users do.
     **overrides: Further fields of the `ConfigProto`.
 
   Returns:
     A `ConfigProto`.
   """
-  return tf.ConfigProto(device_count={"CPU": num_cpus}, **overrides)
+  result = tf.ConfigProto(device_count={"CPU": num_cpus}, **overrides)
+  result.graph_options.rewrite_options.disable_meta_optimizer = not optimize
+  return result
 
 
 def devices(num_towers: int) -> List[str]:

@@ -8,10 +8,17 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import tensorflow.compat.v1 as tf
 
+from tools import cluster_run
 from tools import places
 from tools import training
 from tools import training_options
 from tools import visible_devices
+
+
+def with_gpus(count):
+  gpus = [mock.Mock()] * count
+  return mock.patch.object(tf.config, "list_physical_devices",
+                           lambda kind=None: gpus if kind == "GPU" else [])
 
 
 class AskedForTest(parameterized.TestCase):
@@ -55,11 +62,6 @@ class AskedForTest(parameterized.TestCase):
 
 class TrainTest(absltest.TestCase):
 
-  def with_gpus(self, count):
-    gpus = [mock.Mock()] * count
-    return mock.patch.object(tf.config, "list_physical_devices",
-                             lambda kind=None: gpus if kind == "GPU" else [])
-
   def test_c085_train_py_puts_them_into_its_config_and_log(self):
     """Up to the session, for which it would take a machine with GPUs."""
     options = training_options.Options(
@@ -70,7 +72,7 @@ class TrainTest(absltest.TestCase):
       trainers.append(graph)
       raise training_options.UsageError("stopped here")
 
-    with self.with_gpus(4), contextlib.redirect_stdout(printed), \
+    with with_gpus(4), contextlib.redirect_stdout(printed), \
         mock.patch.object(training, "Trainer", trainer):
       with self.assertRaisesRegex(training_options.UsageError, "stopped here"):
         training.run(options)
@@ -83,9 +85,49 @@ class TrainTest(absltest.TestCase):
         "/gpu:1 is GPU 3 of this machine")
 
   def test_places_has_them(self):
-    with self.with_gpus(2):
+    with with_gpus(2):
       place = places.Places(training_options.Options(devices=["/gpu:1"]))
     self.assertEqual((place.devices, place.visible.gpus), (["/gpu:0"], (1,)))
+
+
+class ClusterTest(absltest.TestCase):
+  """Up to the server, for which it would take a machine with GPUs."""
+
+  def started(self, job, num_gpus, devices=("/gpu:2", "/gpu:3")):
+    """Returns a task's place and the config of its server."""
+    options = training_options.Options(
+        devices=list(devices), logdir=self.create_tempdir().full_path)
+    cluster = cluster_run.ClusterOptions(
+        job_name=job, worker_hosts=["localhost:1", "localhost:2"],
+        ps_hosts=["localhost:3"])
+    with with_gpus(num_gpus), mock.patch.object(tf.train, "Server") as server:
+      place = cluster_run.started(cluster, options)
+    return place, server.call_args.kwargs["config"]
+
+  def test_c085_worker_sees_what_is_asked_for(self):
+    place, config = self.started("worker", num_gpus=4)
+    self.assertEqual(config.gpu_options.visible_device_list, "2,3")
+    self.assertEqual(place.devices, [
+        f"/job:worker/task:{task}/device:GPU:{gpu}"
+        for task in range(2) for gpu in range(2)])
+    # Its tests run in a session of their own, for which it must be the same.
+    self.assertEqual(place.visible.gpus, (2, 3))
+
+  def test_c085_worker_on_its_cpu_sees_none(self):
+    _, config = self.started("worker", num_gpus=4, devices=["/cpu:0", "/cpu:1"])
+    self.assertEqual(dict(config.device_count), {"CPU": 2, "GPU": 0})
+
+  def test_c085_parameter_server_sees_none(self):
+    for num_gpus in (0, 4):
+      _, config = self.started("ps", num_gpus)
+      self.assertEqual(dict(config.device_count), {"CPU": 1, "GPU": 0})
+
+  def test_devices_that_are_not_on_a_workers_host(self):
+    with self.assertRaisesRegex(
+        training_options.UsageError,
+        "`--devices` must be on every worker's host: got /gpu:2,/gpu:3, not "
+        "all of which are on this one, which has 3 GPUs."):
+      self.started("worker", num_gpus=3)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from tools import datasets
 from tools import places
 from tools import tasks
 from tools import training_options
+from tools import visible_devices
 import towers
 
 UsageError = command_line.UsageError
@@ -105,9 +106,10 @@ def started(cluster_options: ClusterOptions,
   facts = dataclasses.asdict(options)
   for of_each_host in ("logdir", "data_dir"):
     del facts[of_each_host]
+  visible = visible_devices.asked_for(
+      options.devices or options.num_towers or 1)
   arguments = dict(
-      replication=cluster_options.replication,
-      devices=options.devices or options.num_towers or 1,
+      replication=cluster_options.replication, devices=visible.devices,
       facts=dict(facts, sync=cluster_options.sync),
       time_limit=cluster_options.time_limit)
   try:
@@ -123,9 +125,15 @@ def started(cluster_options: ClusterOptions,
           index=cluster_options.task_index, **arguments)
   except ValueError as error:
     raise UsageError(f"the flags must describe a cluster: {error}") from error
+  if cluster.task in cluster.workers and visible.gpus is None:
+    # The chief would build there what is on its own host.
+    raise UsageError(
+        "`--devices` must be on every worker's host: got "
+        f"{','.join(visible.devices)}, not all of which are on this one, which "
+        f"has {len(tf.config.list_physical_devices('GPU'))} GPUs.")
   with _one_line():
-    cluster.start()
-  return Cluster(cluster, options, sync=cluster_options.sync,
+    cluster.start(**visible.session_options())
+  return Cluster(cluster, options, visible, sync=cluster_options.sync,
                  time_limit=cluster_options.time_limit)
 
 
@@ -165,9 +173,10 @@ class Cluster(places.Places):
   """A run whose towers are on a cluster; what this process does in it."""
 
   def __init__(self, cluster: towers.cluster.Cluster,
-               options: training_options.Options, *, sync: bool,
+               options: training_options.Options,
+               visible: visible_devices.Visible, *, sync: bool,
                time_limit: float):
-    super().__init__(options)
+    super().__init__(options, visible)
     self.cluster = cluster
     self._sync, self._time_limit = sync, time_limit
     self._in_graph = cluster.replication == "in_graph"

@@ -1,6 +1,6 @@
 """Where a run computes, and what goes with that: here, on this machine."""
 
-from typing import Any, Callable, ContextManager, NamedTuple
+from typing import Any, Callable, ContextManager, NamedTuple, Optional
 from typing import Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
@@ -42,8 +42,9 @@ class Places:
   is_evaluator = False
   only_reads = False
 
-  def __init__(self, options: training_options.Options):
-    self.visible = visible_devices.asked_for(
+  def __init__(self, options: training_options.Options,
+               visible: Optional[visible_devices.Visible] = None):
+    self.visible = visible or visible_devices.asked_for(
         options.devices or options.num_towers or 2)
     self.devices = self.visible.devices
 

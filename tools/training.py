@@ -342,7 +342,7 @@ def run(options: Options,
       with catch_interrupt():  # The chief, which gets it too, ends training.
         place.serve()
       return None
-  elif place.visible.gpus:
+  if place.visible.gpus:
     print(place.visible, flush=True)
   data = load_data(options)
   options = training_options.completed(options, data)

@@ -114,7 +114,8 @@ class Cluster:
       raise ValueError("`time_limit` must be a number of seconds above 0: got "
                        f"{time_limit!r}.")
     self._time_limit = time_limit
-    self._local = [_local(own) for own in devices_lib.resolve(devices)]
+    self._local = [devices_lib.without_task(own)
+                   for own in devices_lib.resolve(devices)]
     self._facts = {name: str(value) for name, value in (facts or {}).items()}
     self._mean: Optional[cluster_sync.WorkersMean] = None
     self.target = ""
@@ -186,10 +187,14 @@ class Cluster:
 
   # --- The server ---
 
-  def start(self) -> None:
+  def start(self, **overrides: Any) -> None:
     """Starts TensorFlow's server of this task; an evaluator has none.
 
-    It ends with the process.
+    It ends with the process. A parameter server sees no GPU: it would take all
+    of their memory.
+
+    Args:
+      **overrides: Fields of the server's `ConfigProto`, such as `gpu_options`.
 
     Raises:
       ClusterError: If the host of the address cannot be found or is another
@@ -198,16 +203,16 @@ class Cluster:
     if self.is_evaluator or self.target:
       return
     cluster_network.check_own_address(self.task)
-    cpus = max([tf.DeviceSpec.from_string(local).device_index + 1
-                for local in self._local if "CPU" in local], default=1)
-    count = {"CPU": cpus}
+    config = tf.ConfigProto(**overrides)
+    config.device_count["CPU"] = max(
+        [tf.DeviceSpec.from_string(local).device_index + 1
+         for local in self._local if "CPU" in local], default=1)
     if self.task in self.servers:
-      count = {"CPU": 1, "GPU": 0}  # It would take all of their memory.
+      config.device_count.update({"CPU": 1, "GPU": 0})
     try:
       server = tf.train.Server(
           tf.train.ClusterSpec(self._members.addresses()),
-          job_name=self.task.job, task_index=self.task.index,
-          config=tf.ConfigProto(device_count=count))
+          job_name=self.task.job, task_index=self.task.index, config=config)
     except tf.errors.OpError as error:
       raise ClusterError(
           f"`jobs` must let the server of {self.task} start: {error.message}"
@@ -384,16 +389,6 @@ class Cluster:
           [f"/job:{cluster_spec.SERVER}",
            f"/job:{self.task.job}/task:{self.task.index}"])
     return config
-
-
-def _local(own: Sequence[str]) -> str:
-  """Returns the name of a tower's device without job and task."""
-  spec = tf.DeviceSpec.from_string(own[0])
-  if len(own) > 1 or spec.job is not None or spec.device_type is None:
-    raise ValueError(
-        "`devices` must name one device per tower, without job and task: "
-        f"expected for example '/gpu:0', got {own!r}.")
-  return f"/device:{spec.device_type}:{spec.device_index or 0}"
 
 
 def _canonical(device: str) -> str:

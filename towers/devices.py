@@ -210,3 +210,13 @@ def _missing(devices: Sequence[str], kind: str, count: int) -> List[str]:
         device not in missing):
       missing.append(device)
   return missing
+
+
+def without_task(own: Sequence[str]) -> str:
+  """Returns the name of a tower's device without job and task."""
+  spec = tf.DeviceSpec.from_string(own[0])
+  if len(own) > 1 or spec.job is not None or spec.device_type is None:
+    raise ValueError(
+        "`devices` must name one device per tower, without job and task: "
+        f"expected for example '/gpu:0', got {own!r}.")
+  return f"/device:{spec.device_type}:{spec.device_index or 0}"

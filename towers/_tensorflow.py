@@ -10,6 +10,7 @@ Nothing here stays behind: what is replaced is put back on leaving the context.
 
 import contextlib
 import copy
+import functools
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
 from typing import Sequence, Tuple
 
@@ -256,9 +257,14 @@ def is_resource_variable(value: Any) -> bool:
   return isinstance(value, resource_variable_ops.BaseResourceVariable)
 
 
-def tower_aware_class(cls: type, choose_handle: Callable[..., tf.Tensor],
-                      choose_device: Callable[..., str]) -> Any:
-  """Returns a subclass of variable class `cls` with a handle for each tower.
+# TensorFlow notes every class that it has made a tensor of, for as long as the
+# process lives, and with it all that its methods refer to. So all graphs share
+# these classes, and what belongs to one graph hangs on the variable.
+
+
+def make_tower_aware(variable: Any, choose_handle: Callable[..., tf.Tensor],
+                     choose_device: Callable[..., str]) -> None:
+  """Gives resource variable `variable` a handle for each tower.
 
   Every read, gather and assignment of a resource variable goes through its
   `handle`. Where that property asks which tower is building, one variable
@@ -267,13 +273,25 @@ def tower_aware_class(cls: type, choose_handle: Callable[..., tf.Tensor],
   tower.
 
   Args:
-    cls: The class of a resource variable.
+    variable: The variable.
     choose_handle: Takes the variable and its real handle, returns the handle
       that the building tower is to use.
     choose_device: Likewise for the device.
   """
-  of_class: Any = cls
-  real_handle = of_class.handle.fget
+  cls: Any = type(variable)
+  variable._towers_choose = (choose_handle, choose_device)
+  variable.__class__ = _tower_aware_class(cls)
+
+
+def make_unaware(variable: Any) -> None:
+  """Undoes `make_tower_aware`."""
+  variable.__class__ = type(variable).__bases__[0]
+  del variable._towers_choose
+
+
+@functools.cache
+def _tower_aware_class(cls: Any) -> Any:
+  real_handle = cls.handle.fget
 
   def where_it_is(lookup: Any) -> Any:
     # As for reads. TensorFlow would move the lookup to the variable, but not
@@ -292,20 +310,25 @@ def tower_aware_class(cls: type, choose_handle: Callable[..., tf.Tensor],
     finally:
       self.__class__ = view
 
-  namespace = {
-      "__module__": cls.__module__,
-      "__qualname__": cls.__qualname__,
-      "handle": property(lambda self: choose_handle(self, real_handle(self))),
+  return _subclass(
+      cls,
+      handle=property(
+          lambda self: self._towers_choose[0](self, real_handle(self))),
       # These describe the variable, not the tower's way to it.
-      "op": property(lambda self: real_handle(self).op),
-      "device": property(
-          lambda self: choose_device(self, real_handle(self).device)),
-      "graph": property(lambda self: real_handle(self).graph),
-      "sparse_read": where_it_is(of_class.sparse_read),
-      "gather_nd": where_it_is(of_class.gather_nd),
-      "to_proto": to_proto,
-  }
-  return type(cls)(cls.__name__, (cls,), namespace)
+      op=property(lambda self: real_handle(self).op),
+      device=property(
+          lambda self: self._towers_choose[1](self, real_handle(self).device)),
+      graph=property(lambda self: real_handle(self).graph),
+      sparse_read=where_it_is(cls.sparse_read),
+      gather_nd=where_it_is(cls.gather_nd),
+      to_proto=to_proto)
+
+
+def _subclass(cls: Any, **members: Any) -> Any:
+  """Returns a subclass that looks like `cls` to who asks for its name."""
+  return type(cls)(cls.__name__, (cls,), {
+      "__module__": cls.__module__, "__qualname__": cls.__qualname__, **members
+  })
 
 
 def guard_updates(variable: Any, check: Callable[[Any], None]) -> None:
@@ -314,20 +337,20 @@ def guard_updates(variable: Any, check: Callable[[Any], None]) -> None:
   Optimizers of v1 ask each variable for its `constraint` as they do.
   """
   cls: Any = type(variable)
-  if getattr(cls, "_towers_guarded", False):
-    return
+  if not hasattr(variable, "_towers_check"):
+    variable._towers_check = check
+    variable.__class__ = _guarded_class(cls)
+
+
+@functools.cache
+def _guarded_class(cls: Any) -> Any:
   constraint = cls.constraint.fget
 
   def checked(self: Any) -> Any:
-    check(self)
+    self._towers_check(self)
     return constraint(self)
 
-  variable.__class__ = type(cls)(cls.__name__, (cls,), {
-      "__module__": cls.__module__,
-      "__qualname__": cls.__qualname__,
-      "_towers_guarded": True,
-      "constraint": property(checked),
-  })
+  return _subclass(cls, constraint=property(checked))
 
 
 def parts_of(variable: Any) -> List[Any]:

@@ -58,8 +58,7 @@ class SharedVariables:
     # For each tower, which of the variables in `_made` it has asked for.
     self._taken: List[set] = [set() for _ in towers]
     self._used: Dict[int, Any] = {}
-    self._classes: Dict[type, type] = {}
-    self._original_classes: List[Any] = []
+    self._tower_aware: List[Any] = []
     self._in_get_variable = False
     self.views: Dict[int, Dict[int, tf.Tensor]] = {}
 
@@ -75,8 +74,8 @@ class SharedVariables:
           self._make_tower_aware(variable)
         yield
       finally:
-        for variable, original in self._original_classes:
-          variable.__class__ = original
+        for variable in self._tower_aware:
+          _tensorflow.make_unaware(variable)
 
   def creator_scope(self) -> ContextManager[Any]:
     """A context that shares what its code creates; for each tower's thread."""
@@ -91,12 +90,8 @@ class SharedVariables:
   def _make_tower_aware(self, variable: Any) -> None:
     if not _tensorflow.is_resource_variable(variable):
       return
-    original = type(variable)
-    if original not in self._classes:
-      self._classes[original] = _tensorflow.tower_aware_class(
-          original, self._handle, self._device)
-    self._original_classes.append((variable, original))
-    variable.__class__ = self._classes[original]
+    self._tower_aware.append(variable)
+    _tensorflow.make_tower_aware(variable, self._handle, self._device)
 
   def _handle(self, variable: Any, handle: tf.Tensor) -> tf.Tensor:
     """Returns the handle that the building tower reads `variable` by."""

@@ -235,7 +235,8 @@ class Trained:
       self.variables = tf.global_variables()
       self.initializers = [v.initializer for v in self.variables]
       self.session = tf.Session(config=self.built.session_config(
-          device_count={"CPU": testing.NUM_CPUS}))
+          device_count={"CPU": testing.NUM_CPUS},
+          graph_options=testing.config().graph_options))
 
   def feed(self, batch_size, training=True):
     rng = np.random.RandomState(batch_size)

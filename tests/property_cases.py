@@ -64,7 +64,10 @@ def _build_plain(case: random_models.Case, model_fn: Any,
     return Built((loss, outputs), updates, variables, list(
         zip(gradients, trained)))
   if case.clip and pairs:
-    clipped, _ = tf.clip_by_global_norm([g for g, _ in pairs], CLIP_NORM)
+    # That of the gradient as a dense one, as `TowerGraph.minimize` has it:
+    # TensorFlow's own knows nothing of rows that occur several times.
+    norm = tf.linalg.global_norm([tf.convert_to_tensor(g) for g, _ in pairs])
+    clipped, _ = tf.clip_by_global_norm([g for g, _ in pairs], CLIP_NORM, norm)
     pairs = list(zip(clipped, [v for _, v in pairs]))
   with tf.control_dependencies(updates):
     step = OPTIMIZERS[case.optimizer]().apply_gradients(pairs)

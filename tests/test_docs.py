@@ -334,5 +334,50 @@ class PagesTest(parameterized.TestCase):
       ElementTree.parse(path)
 
 
+def named_in(cell):
+  """Returns the pairs of file and test that a cell of the table names."""
+  return re.findall(r"`(test_\w+\.py)::(test_\w+)`", cell)
+
+
+class FaultsFromTheFieldTest(absltest.TestCase):
+  """The table of faults that others met, against the tests that there are."""
+
+  def setUp(self):
+    super().setUp()
+    text = (DOCS / "testing.md").read_text(encoding="utf-8")
+    section = re.search(r"^## Faults from the field\n(.*?)(?=^## |\Z)", text,
+                        re.MULTILINE | re.DOTALL).group(1)
+    self.prose = section.partition("\n| ")[0]
+    self.rows = [[cell.strip() for cell in line.strip("|").split("|")]
+                 for line in section.splitlines() if line.startswith("| c0")]
+    self.sources = {
+        path.name: path.read_text(encoding="utf-8")
+        for path in sorted((ROOT / "tests").glob("test_*.py"))}
+
+  def test_every_listed_case_has_a_row(self):
+    listed = re.findall(r"\bc0\d\d\b", self.prose)
+    self.assertEqual([row[0] for row in self.rows], listed)
+    self.assertEqual(listed, sorted(set(listed)))
+    self.assertIn(f"The {len(listed)} cases", self.prose)
+
+  def test_every_case_that_a_test_names_has_a_row(self):
+    named = {case for source in self.sources.values()
+             for case in re.findall(r"(?<![^\W_])c0\d\d(?![^\W_])", source)}
+    self.assertEqual(sorted(named), [row[0] for row in self.rows])
+
+  def test_tests_exist_and_name_their_case(self):
+    for case, fault, tests, neighbours, what in self.rows:
+      with self.subTest(case):
+        self.assertTrue(fault and what)
+        tried, beside = named_in(tests), named_in(neighbours)
+        self.assertTrue(tried and beside)
+        self.assertLen(tried + beside, (tests + neighbours).count("`") // 2)
+        self.assertEmpty(set(tried) & set(beside))
+        for file, name in tried + beside:
+          self.assertRegex(self.sources[file], rf"\n  def {name}\(", file)
+        for file, _ in tried:
+          self.assertIn(case, self.sources[file])
+
+
 if __name__ == "__main__":
   absltest.main()

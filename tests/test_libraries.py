@@ -7,7 +7,9 @@ and not by graph, so names are compared without these numbers where a model is
 built more than once.
 """
 
+import ast
 import contextlib
+import pathlib
 import re
 
 from absl.testing import absltest
@@ -404,6 +406,65 @@ class TFLayersTest(parameterized.TestCase, tf.test.TestCase):
         found.append([v.op.name for v in tf.global_variables()])
     self.assertEqual(found[0], found[1])
     self.assertEqual(found[1][-1], "dense_2/bias")
+
+
+class RemovedTest(parameterized.TestCase, tf.test.TestCase):
+  """What TensorFlow has with Keras 2 alone, and `towers` does not need."""
+
+  def check(self, make, message):
+    """Checks that `make` works in towers, or fails as it does outside."""
+    def model(x):
+      return tf.reduce_mean(make(x)**2)
+
+    if has_tf_layers():
+      references.assert_equal(
+          self, references.run(lambda: model, [batch()], 3),
+          references.run(lambda: model, [batch()]), 1e-4)
+      return
+    with self.assertRaisesRegex(AttributeError, message) as outside:
+      make(tf.constant(batch()))
+    for num_towers in (1, 3):
+      with self.assertRaisesRegex(
+          AttributeError, f"^{re.escape(str(outside.exception))}"):
+        towers.build_towers(model, testing.devices(num_towers), inputs=batch())
+
+  @parameterized.named_parameters(
+      ("dense", lambda x: tf.layers.dense(x, 2)),
+      ("conv2d", lambda x: tf.layers.conv2d(x[:, None, :, None], 2, 1)),
+      ("batch_normalization", lambda x: tf.layers.batch_normalization(x)))
+  def test_c046_tf_layers(self, make):
+    """With Keras 3, the error is TensorFlow's own."""
+    self.check(make, "is not available with Keras 3")
+
+  @parameterized.named_parameters(
+      ("basic_lstm", lambda: tf.nn.rnn_cell.BasicLSTMCell(3)),
+      ("gru", lambda: tf.nn.rnn_cell.GRUCell(3)))
+  def test_c046_neighbour_rnn_cells(self, make_cell):
+    """They went with the layers."""
+    def unrolled(x):
+      return tf.nn.static_rnn(make_cell(), tf.unstack(x[:, :, None], axis=1),
+                              dtype=tf.float32)[0][-1]
+
+    self.check(unrolled, "rnn_cell|Cell|Keras")
+
+  def test_c046_no_code_of_ours_needs_them(self):
+    root = pathlib.Path(references.__file__).resolve().parent.parent
+    paths = [path for folder in ("towers", "models", "tools")
+             for path in (root / folder).rglob("*.py")]
+    self.assertGreater(len(paths), 50)
+    for path in paths:
+      for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and node.attr in (
+            "layers", "rnn_cell", "estimator"):
+          self.assertNotEqual(ast.unparse(node.value), "tf", f"{path}: {node}")
+
+  def test_c046_the_page_names_what_to_install(self):
+    root = pathlib.Path(references.__file__).resolve().parent.parent
+    for page in ("README.md", "docs/migrate/tf_layers.md"):
+      text = " ".join((root / page).read_text(encoding="utf-8").split())
+      self.assertRegex(
+          text, r"`tf\.layers` needs .*`(pip install )?tf-keras`.*"
+          "`TF_USE_LEGACY_KERAS=1`.*`towers` itself needs neither")
 
 
 if __name__ == "__main__":

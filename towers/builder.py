@@ -48,8 +48,9 @@ def build_towers(model_fn: Callable[..., Any],
   `model_fn` is code for one device and its batch. Each tower is built on its
   own device, with its rows of `inputs`, in a name scope of its own (`tower_0/`
   and so on). Variables exist once, on `parameter_device`, and carry no tower's
-  name. After the build, the graph's collections hold what one tower put there;
-  see `Tower.collection` for the others'.
+  name. After the build, the graph's collections hold what one tower put there,
+  and what initialises the lookup tables and fills the queues of all; see
+  `Tower.collection` for the others'.
 
   A second build in the same graph, for evaluation beside training, shares
   variables as TensorFlow's reuse rules have it: put it under
@@ -160,6 +161,7 @@ def build_towers(model_fn: Callable[..., Any],
       tower.set_collections(_added(graph, tower, lockstep, saved))
       tower.update_ops = updates.of_tower(
           tower, conversion.assignments[tower.index], made)
+    _keep_what_each_needs(graph, towers)
     with tf.name_scope(cross_scope), tf.device(parameters):
       loss, outputs = outputs_lib.together(towers, rows)
       chosen = updates.chosen(towers, update_ops, conversion.duplicates, made)
@@ -291,6 +293,20 @@ def _added(graph: tf.Graph, tower: tower_lib.Tower,
     before = set(map(id, saved.get(key, ())))
     added[key] = [item for item in items if id(item) not in before]
   return added
+
+
+# What must run, once, for each tower that made it, or its ops cannot.
+_NEEDED_BY_EACH = (tf.GraphKeys.TABLE_INITIALIZERS, tf.GraphKeys.QUEUE_RUNNERS)
+
+
+def _keep_what_each_needs(graph: tf.Graph,
+                          towers: Sequence[tower_lib.Tower]) -> None:
+  """Adds what the towers after the first need to the graph's collections."""
+  for key in _NEEDED_BY_EACH:
+    for tower in towers[1:]:
+      for item in tower.collection(key):
+        if not any(item is known for known in graph.get_collection_ref(key)):
+          graph.add_to_collection(key, item)
 
 
 def _summary_tags(graph: tf.Graph) -> ContextManager[None]:

@@ -26,7 +26,9 @@ ROOT = pathlib.Path(contenders.__file__).parents[1]
 MIRRORED = """
 import sys
 import numpy as np
+import tensorflow as tf
 sys.path.insert(0, sys.argv[1])
+tf.keras.utils.set_random_seed(1)
 from tools import mirrored, networks
 data = np.load(sys.argv[2])
 run = mirrored.Mirrored(networks.NETWORKS[sys.argv[3]], 2, 1)
@@ -112,7 +114,9 @@ class ContendersTest(parameterized.TestCase, tf.test.TestCase):
     expected, _ = trained("one", model, weights=weights)
     self.assertAllClose(losses, expected, rtol=1e-4)
     by_tower, _ = trained("loop", model, weights=weights)
-    self.assertNotAllClose(losses, by_tower, rtol=1e-4)
+    # With some weights that makes little difference, but not that little.
+    self.assertLess(10 * np.abs(np.subtract(losses, expected)).max(),
+                    np.abs(np.subtract(losses, by_tower)).max())
     # All gradients go both ways, and four vectors for each layer.
     gradients = 4 * sum(w.size for w in weights)
     self.assertBetween(sent, 2 * gradients, 3 * gradients)

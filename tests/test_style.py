@@ -22,7 +22,7 @@ FOLDERS = {
 MAX_COLUMNS = 80
 MAX_LINES = 400
 # All of TensorFlow's internals stand in one file, so that one look shows them.
-MAX_LINES_OF_INTERNALS = 740
+MAX_LINES_OF_INTERNALS = 720
 
 # The only file that may use TensorFlow's internals.
 INTERNALS = PACKAGE / "_tensorflow.py"

@@ -257,11 +257,6 @@ def is_resource_variable(value: Any) -> bool:
   return isinstance(value, resource_variable_ops.BaseResourceVariable)
 
 
-# TensorFlow notes every class that it has made a tensor of, for as long as the
-# process lives, and with it all that its methods refer to. So all graphs share
-# these classes, and what belongs to one graph hangs on the variable.
-
-
 def make_tower_aware(variable: Any, choose_handle: Callable[..., tf.Tensor],
                      choose_device: Callable[..., str]) -> None:
   """Gives resource variable `variable` a handle for each tower.
@@ -272,15 +267,11 @@ def make_tower_aware(variable: Any, choose_handle: Callable[..., tf.Tensor],
   name, identity, membership in collections), and its gradient comes apart by
   tower.
 
-  Args:
-    variable: The variable.
-    choose_handle: Takes the variable and its real handle, returns the handle
-      that the building tower is to use.
-    choose_device: Likewise for the device.
+  `choose_handle` takes the variable and its real handle, and returns the handle
+  that the building tower is to use; `choose_device` likewise for the device.
   """
-  cls: Any = type(variable)
   variable._towers_choose = (choose_handle, choose_device)
-  variable.__class__ = _tower_aware_class(cls)
+  variable.__class__ = _tower_aware_class(variable.__class__)
 
 
 def make_unaware(variable: Any) -> None:
@@ -289,6 +280,9 @@ def make_unaware(variable: Any) -> None:
   del variable._towers_choose
 
 
+# TensorFlow notes every class that it has made a tensor of, for as long as the
+# process lives, and with it all that its methods refer to. So all graphs share
+# these classes, and what belongs to one graph hangs on the variable.
 @functools.cache
 def _tower_aware_class(cls: Any) -> Any:
   real_handle = cls.handle.fget
@@ -303,8 +297,7 @@ def _tower_aware_class(cls: Any) -> Any:
     return placed
 
   def to_proto(self: Any, export_scope: Any = None) -> Any:
-    view = self.__class__
-    self.__class__ = cls
+    view, self.__class__ = self.__class__, cls
     try:
       return self.to_proto(export_scope)
     finally:
@@ -326,9 +319,8 @@ def _tower_aware_class(cls: Any) -> Any:
 
 def _subclass(cls: Any, **members: Any) -> Any:
   """Returns a subclass that looks like `cls` to who asks for its name."""
-  return type(cls)(cls.__name__, (cls,), {
-      "__module__": cls.__module__, "__qualname__": cls.__qualname__, **members
-  })
+  looks = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+  return type(cls)(cls.__name__, (cls,), {**looks, **members})
 
 
 def guard_updates(variable: Any, check: Callable[[Any], None]) -> None:
@@ -336,10 +328,9 @@ def guard_updates(variable: Any, check: Callable[[Any], None]) -> None:
 
   Optimizers of v1 ask each variable for its `constraint` as they do.
   """
-  cls: Any = type(variable)
   if not hasattr(variable, "_towers_check"):
     variable._towers_check = check
-    variable.__class__ = _guarded_class(cls)
+    variable.__class__ = _guarded_class(variable.__class__)
 
 
 @functools.cache
@@ -380,14 +371,10 @@ def known_variables(graph: tf.Graph) -> List[tf.Variable]:
 
   A variable in no collection is still found by its name in the store.
   """
-  found = {}
-  for items in graph._collections.values():
-    for item in items:
-      if is_variable(item):
-        found[id(item)] = item
-  for item in variable_scope._get_default_variable_store()._vars.values():
-    found[id(item)] = item
-  return list(found.values())
+  found = [item for items in graph._collections.values() for item in items
+           if is_variable(item)]
+  found += variable_scope._get_default_variable_store()._vars.values()
+  return list({id(item): item for item in found}.values())
 
 
 @contextlib.contextmanager

@@ -205,8 +205,9 @@ class Cluster:
     cluster_network.check_own_address(self.task)
     config = tf.ConfigProto(**overrides)
     config.device_count["CPU"] = max(
-        [tf.DeviceSpec.from_string(local).device_index + 1
-         for local in self._local if "CPU" in local], default=1)
+        1, config.device_count.get("CPU", 1),
+        *[tf.DeviceSpec.from_string(local).device_index + 1
+          for local in self._local if "CPU" in local])
     if self.task in self.servers:
       config.device_count.update({"CPU": 1, "GPU": 0})
     try:

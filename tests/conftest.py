@@ -2,10 +2,16 @@
 
 import os
 import pathlib
+import signal
 import sys
 
 # TensorFlow reads this when it is imported; it keeps start-up noise away.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+# Shells start what runs in the background with Ctrl-C ignored, which tests of
+# interrupts, and the processes that they start, would inherit.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+  signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = pathlib.Path(__file__).resolve().parent
 

@@ -8,10 +8,13 @@ import sys
 # TensorFlow reads this when it is imported; it keeps start-up noise away.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-# Shells start what runs in the background with Ctrl-C ignored, which tests of
-# interrupts, and the processes that they start, would inherit.
+# Shells start what runs in the background with Ctrl-C ignored, and `nohup` what
+# it runs with SIGHUP ignored, which the processes of tests would inherit. What
+# has a handler here is no longer ignored there.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
   signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+  signal.signal(signal.SIGHUP, lambda *unused: None)
 
 TESTS = pathlib.Path(__file__).resolve().parent
 

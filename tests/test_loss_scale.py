@@ -89,6 +89,29 @@ class LossScaleTest(parameterized.TestCase):
     np.testing.assert_allclose(sizes[2.0**12], 2.0, rtol=2e-2)
     self.assertNotAlmostEqual(float(sizes[None]), 2.0, delta=0.05)
 
+  @parameterized.parameters(*itertools.product(
+      (1, 2, 3, 4), (tf.float16, tf.bfloat16)))
+  def test_of_variables_of_16_bits(self, num_towers, dtype):
+    """1 / 2**26 is zero in float16, so the division takes more bits."""
+
+    def model(features, ids, labels):
+      del ids, labels
+      weight = tf.get_variable("weight", [], dtype,
+                               initializer=tf.ones_initializer())
+      return tf.reduce_mean(
+          tf.cast(weight, tf.float32) * features * 2.0**-14)
+
+    trainer = cases.Trainer(
+        num_towers, cases.towers_step(
+            lambda: tf.train.GradientDescentOptimizer(2.0**13),
+            loss_scale=2.0**26), model_fn=model, dtype=tf.float32)
+    values = cases.batch(5)
+    values[0] = np.ones([5, 3], np.float32)
+    with trainer.session():
+      trainer.step(values)
+      weight = np.float32(trainer.variables()["weight"])
+    np.testing.assert_allclose(weight, 0.5, rtol=2.0**-7)
+
   def test_scale_grows_no_further_than_float32(self):
     trainer = cases.Trainer(
         2, cases.towers_step(

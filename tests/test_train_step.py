@@ -121,6 +121,26 @@ class OptionsTest(parameterized.TestCase):
   def test_optimizer_that_treats_sparse_gradients_apart(self, option):
     self.compare([option], 2, "adam")
 
+  @parameterized.parameters(1, 2, 3, 4)
+  def test_norm_that_the_graph_computes(self, num_towers):
+    """A largest norm that falls with the steps, in another type."""
+    norm = lambda: 0.2 / tf.cast(tf.train.get_global_step() + 1, tf.float32)
+    plain = cases.Trainer(None, cases.plain_step(
+        OPTIMIZERS["momentum"],
+        lambda pairs: clipped(pairs, tf.cast(norm(), tf.float64))))
+    many = cases.Trainer(num_towers, lambda graph, step: graph.minimize(
+        OPTIMIZERS["momentum"](), global_step=step, clip_norm=norm()))
+    with plain.session(), many.session():
+      for seed, size in enumerate(SIZES):
+        values = cases.batch(size, seed)
+        plain.step(values)
+        many.step(values)
+      expected, got = plain.variables(), many.variables()
+    self.assertEqual(set(got), set(expected))
+    for name, value in expected.items():
+      np.testing.assert_allclose(got[name], value, rtol=1e-10, atol=1e-13,
+                                 err_msg=name)
+
   def test_all_at_once(self):
     self.compare(["clip_norm", "dynamic", "skip_nonfinite", "accumulate",
                   "pack_bytes", "replicated", "all"], 4, "adam")
@@ -349,6 +369,16 @@ class ErrorsTest(parameterized.TestCase):
   def test_bad_values(self, options, message):
     with self.assertRaisesRegex(ValueError, message):
       cases.Trainer(2, cases.towers_step(OPTIMIZERS["adam"], **options))
+
+  @parameterized.parameters((tf.float32, [2]), (tf.int32, []))
+  def test_norm_of_another_shape_or_type(self, dtype, shape):
+    make = lambda graph, step: graph.minimize(
+        OPTIMIZERS["adam"](), global_step=step,
+        clip_norm=tf.ones(shape, dtype))
+    with self.assertRaisesRegex(
+        ValueError, "`clip_norm` must be the largest.*a scalar tensor of a "
+        "floating type.*got <tf.Tensor 'ones"):
+      cases.Trainer(2, make)
 
   @parameterized.parameters(
       (dict(skip_nonfinite=1), "`skip_nonfinite` must be True or False"),

@@ -69,6 +69,13 @@ PAIRS = [
 ]
 
 
+def assert_holds(got, expected):
+  """Checks that the variables in `got` have the values in `expected`."""
+  for name, value in expected.items():
+    np.testing.assert_allclose(got[name], value, rtol=1e-10, atol=1e-13,
+                               err_msg=name)
+
+
 class OptionsTest(parameterized.TestCase):
 
   def compare(self, names, num_towers, optimizer="momentum"):
@@ -105,9 +112,7 @@ class OptionsTest(parameterized.TestCase):
     extra = set(got) - set(expected)
     self.assertContainsSubset(extra, EXTRA)
     self.assertEmpty(set(expected) - set(got))
-    for name, value in expected.items():
-      np.testing.assert_allclose(got[name], value, rtol=1e-10, atol=1e-13,
-                                 err_msg=name)
+    assert_holds(got, expected)
 
   @parameterized.parameters(*itertools.product(OPTIONS, (1, 2, 3, 4)))
   def test_option_equals_one_device(self, option, num_towers):
@@ -137,9 +142,7 @@ class OptionsTest(parameterized.TestCase):
         many.step(values)
       expected, got = plain.variables(), many.variables()
     self.assertEqual(set(got), set(expected))
-    for name, value in expected.items():
-      np.testing.assert_allclose(got[name], value, rtol=1e-10, atol=1e-13,
-                                 err_msg=name)
+    assert_holds(got, expected)
 
   def test_all_at_once(self):
     self.compare(["clip_norm", "dynamic", "skip_nonfinite", "accumulate",

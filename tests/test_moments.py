@@ -228,6 +228,13 @@ class GraphTest(parameterized.TestCase, tf.test.TestCase):
       for value in built.towers[0].outputs.values():
         self.assertEqual(value.shape.as_list(), [None, 3])
 
+  def test_ops_stand_under_the_name_of_the_function(self):
+    build(moments_op([0]), 2, tf.ones([4, 3]))
+    for tower in ("tower_0", "tower_1"):
+      self.assertNotEmpty([
+          op for op in tf.get_default_graph().get_operations()
+          if op.name.startswith(f"{tower}/moments/")])
+
 
 class ErrorsTest(parameterized.TestCase, tf.test.TestCase):
 
@@ -238,6 +245,8 @@ class ErrorsTest(parameterized.TestCase, tf.test.TestCase):
        "`x` must have a known rank: `x:0` has none. Set it with `x.set_shape`"),
       ("outside", ValueError, tf.float32, [4, 3], [0, 2],
        r"`axes` must be .* expected values in \[-2, 2\), got \[0, 2\]"),
+      ("just_outside", ValueError, tf.float32, [4, 3], [1, 2],
+       r"got \[1, 2\]"),
       ("outside_below", ValueError, tf.float32, [4, 3], -3, r"got \[-3\]"),
       ("twice", ValueError, tf.float32, [4, 3], [0, -2], r"got \[0, -2\]"),
       ("none", ValueError, tf.float32, [4, 3], [], r"got \[\]"))

@@ -320,46 +320,52 @@ class AddUpTest(tf.test.TestCase):
       self.assertAllEqual(sess.run(total)[:, 0], [1, 2, 1, 1, 1])
 
 
-class ClipTest(tf.test.TestCase):
+class OfAllGradientsTest(tf.test.TestCase):
   """The numbers are those of `test_train_step.py`; here, what is built."""
 
-  def clip(self, dtype=tf.float32):
-    """Clips a dense gradient on CPU 1 and a sparse one on CPU 2."""
+  def pairs(self, dtype=tf.float32):
+    """Returns a dense gradient on CPU 1 and a sparse one on CPU 2."""
     with tf.device("/cpu:1"):
       dense = weights("dense", [2], dtype)
     with tf.device("/cpu:2"):
       table = weights("table", [5, 2], dtype)
     sparse = tf.IndexedSlices(tf.ones([3, 2], dtype), tf.constant([4, 1, 4]),
                               tf.constant([5, 2]))
-    before = set(tf.get_default_graph().get_operations())
-    clipped = gradients.clip_by_global_norm(
-        [gradients.GradientAndVariable(tf.ones([2], dtype), dense),
-         gradients.GradientAndVariable(sparse, table)], 1.0)
-    added = set(tf.get_default_graph().get_operations()) - before
-    return clipped, added
+    return [gradients.GradientAndVariable(tf.ones([2], dtype), dense),
+            gradients.GradientAndVariable(sparse, table)]
+
+  def ops(self, kind):
+    return [op for op in tf.get_default_graph().get_operations()
+            if op.type == kind]
+
+  def assert_devices(self, kind, *numbers):
+    self.assertEqual(sorted(op.device for op in self.ops(kind)),
+                     [f"/device:CPU:{number}" for number in numbers])
 
   def test_norms_are_made_where_the_variables_are(self):
-    _, added = self.clip()
-    devices = {kind: sorted(op.device for op in added if op.type == kind)
-               for kind in ("L2Loss", "Unique")}
-    self.assertEqual(devices, {
-        "L2Loss": ["/device:CPU:1", "/device:CPU:2"],
-        "Unique": ["/device:CPU:2"]})
+    gradients.clip_by_global_norm(self.pairs(), 1.0)
+    self.assert_devices("L2Loss", 1, 2)
+    self.assert_devices("Unique", 2)
 
-  def test_sparse_gradients_stay_sparse(self):
-    (_, (gradient, _)), added = self.clip()
+  def test_clipped_sparse_gradients_stay_sparse(self):
+    _, (gradient, _) = gradients.clip_by_global_norm(self.pairs(), 1.0)
     # What makes a sparse gradient dense would add up its rows a second time.
-    self.assertLen([op for op in added if op.type == "UnsortedSegmentSum"], 1)
+    self.assertLen(self.ops("UnsortedSegmentSum"), 1)
     with testing.session() as sess:
       self.assertAllEqual(sess.run(gradient.indices), [4, 1])
       self.assertAllEqual(sess.run(gradient.dense_shape), [5, 2])
 
-  def test_is_computed_in_the_type_of_the_gradients(self):
+  def test_norm_is_of_the_type_of_the_gradients(self):
     for dtype in (tf.float32, tf.float64):
       with tf.Graph().as_default():
-        _, added = self.clip(dtype)
-        self.assertEqual(
-            {op.outputs[0].dtype for op in added if op.type == "Sqrt"}, {dtype})
+        gradients.clip_by_global_norm(self.pairs(dtype), 1.0)
+        self.assertEqual([op.outputs[0].dtype for op in self.ops("Sqrt")],
+                         [dtype])
+
+  def test_are_checked_where_the_variables_are(self):
+    gradients.all_finite(self.pairs())
+    self.assert_devices("IsFinite", 1, 2)
+    self.assertEmpty(self.ops("UnsortedSegmentSum"))
 
 
 if __name__ == "__main__":

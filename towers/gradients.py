@@ -158,6 +158,11 @@ def _indices_alike(slices: Sequence[tf.IndexedSlices]) -> List[tf.Tensor]:
 # --- What is done to averaged gradients ---------------------------------------
 
 
+def values_of(gradient: Any) -> tf.Tensor:
+  """Returns the values of a sparse gradient; a dense one as it is."""
+  return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
 def with_values(gradient: Any, function: Any) -> Any:
   """Returns a gradient with `function` of its values; None stays None."""
   if gradient is None:
@@ -173,10 +178,8 @@ def all_finite(pairs: Sequence[GradientAndVariable]) -> tf.Tensor:
   finite = []
   for gradient, variable in pairs:
     if gradient is not None:
-      values = (gradient.values if isinstance(gradient, tf.IndexedSlices) else
-                gradient)
       with tf.device(None), tf.device(variable.device):
-        finite.append(tf.reduce_all(tf.math.is_finite(values)))
+        finite.append(tf.reduce_all(tf.math.is_finite(values_of(gradient))))
   return tf.reduce_all(tf.stack(finite))
 
 
@@ -207,8 +210,7 @@ def clip_by_global_norm(pairs: Sequence[GradientAndVariable],
   squares = []
   for gradient, variable in summed:
     if gradient is not None:
-      values = (gradient.values if isinstance(gradient, tf.IndexedSlices) else
-                gradient)
+      values = values_of(gradient)
       wide = tf.float64 if values.dtype == tf.float64 else tf.float32
       with tf.device(None), tf.device(variable.device):
         squares.append(tf.nn.l2_loss(tf.cast(values, wide)))

@@ -131,10 +131,8 @@ def everything_before(updates: updates_lib.Updates,
     updates: The update ops.
     pairs: The gradients that will be applied, and their variables.
   """
-  values = [
-      gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-      for gradient, _ in pairs if gradient is not None
-  ]
+  values = [gradients.values_of(gradient)
+            for gradient, _ in pairs if gradient is not None]
   return updates.before() + [
       value.op for value in values if isinstance(value, tf.Tensor)
   ]

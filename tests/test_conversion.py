@@ -203,7 +203,7 @@ class Trained:
   """A small network with `layer` in it, built for some towers."""
 
   def __init__(self, layer, num_towers, *, training=True, **options):
-    KERAS.backend.clear_session()
+    testing.clear_keras()
     self.graph = tf.Graph()
     with self.graph.as_default():
       tf.set_random_seed(1)
@@ -555,7 +555,7 @@ class ConversionTest(parameterized.TestCase, tf.test.TestCase):
   # --- Refusals ---
 
   def build(self, layer, **options):
-    KERAS.backend.clear_session()
+    testing.clear_keras()
     with tf.Graph().as_default():
       images = tf.placeholder(tf.float32, [None, 3, 4, CHANNELS])
       return towers.build_towers(

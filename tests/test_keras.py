@@ -23,7 +23,7 @@ def model(x):
 
 def names(num_towers, before=0):
   """Returns the names of all variables of `model`, in towers or plain."""
-  KERAS.backend.clear_session()
+  testing.clear_keras()
   with tf.Graph().as_default():
     x = tf.placeholder(tf.float32, [None, 4])
     for _ in range(before):
@@ -44,7 +44,7 @@ class KerasTest(parameterized.TestCase, tf.test.TestCase):
     self.assertEqual(names(num_towers, before), names(0, before))
 
   def test_every_tower_counts_for_itself(self):
-    KERAS.backend.clear_session()
+    testing.clear_keras()
     seen = {}
 
     def named(x):

@@ -166,7 +166,7 @@ class PreciseBatchNormTest(parameterized.TestCase, tf.test.TestCase):
       correction = 0 if IS_KERAS_3 else 1
     for num_towers in (1, 2):
       tf.reset_default_graph()
-      tf.keras.backend.clear_session()
+      testing.clear_keras()
       with self.subTest(num_towers=num_towers), tf.Graph().as_default():
         model = Model(layer, num_towers)
         with session() as sess:

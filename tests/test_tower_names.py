@@ -151,13 +151,13 @@ class FoundTest(parameterized.TestCase, tf.test.TestCase):
       x = KERAS.layers.Dense(4, name="hidden")(x)
       return tf.reduce_mean(KERAS.layers.Dense(4)(x))
 
-    KERAS.backend.clear_session()
+    testing.clear_keras()
     with tf.Graph().as_default() as plain:
       layers(tf.ones([6, 3]))
     names = [op.name for op in plain.get_operations()
              if op.type in ("MatMul", "BiasAdd")]
     self.assertLen(names, 4)
-    KERAS.backend.clear_session()
+    testing.clear_keras()
     graph = towers.build_towers(layers, 3, inputs=tf.ones([6, 3]))
     for name in names:
       self.assertEqual([x.op.name for x in graph.tensors(name)],

@@ -1,6 +1,7 @@
 """Helpers for tests that need more than one device on a machine with CPUs."""
 
 import contextlib
+import inspect
 from typing import Any, Iterator, List, Optional
 
 import tensorflow.compat.v1 as tf
@@ -70,3 +71,16 @@ def session(graph: Optional[tf.Graph] = None,
     if initialize:
       sess.run(tf.global_variables_initializer())
     yield sess
+
+
+def clear_keras() -> None:
+  """Makes Keras name its layers as if none had been made before.
+
+  Keras 3 would also collect garbage, which takes longer than most of the tests
+  that call this: it looks at all that the tests before have imported and built.
+  """
+  clear = tf.keras.backend.clear_session
+  if "free_memory" in inspect.signature(clear).parameters:
+    clear(free_memory=False)
+  else:
+    clear()

@@ -98,10 +98,10 @@ class Layer:
       self.targets = tf.placeholder(full, [None, *shape])
       self.training = training() if callable(training) else training
       options.setdefault("momentum", MOMENTUM)
+      options.setdefault("epsilon", EPSILON)
 
       def model(x, targets):
-        y = towers.batch_norm(x, axis=axis, epsilon=EPSILON,
-                              training=self.training, **options)
+        y = towers.batch_norm(x, axis=axis, training=self.training, **options)
         return {"loss": loss_of(y, targets), "y": y}
 
       self.built = towers.build_towers(

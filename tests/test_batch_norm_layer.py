@@ -143,12 +143,16 @@ class GraphTest(cases.LayerTestCase):
     self.assertEmpty([op for op in layer.graph.get_operations()
                       if op.type == "IdentityN"])
 
-  def test_shapes_are_kept(self):
+  @parameterized.named_parameters(
+      ("training", lambda: True), ("inference", lambda: False),
+      ("either", lambda: tf.placeholder(tf.bool, [])))
+  def test_shapes_are_kept(self, make_training):
+    training = make_training()
     for shape, axis in cases.LAYOUTS.values():
       x = tf.placeholder(tf.float32, [None, *shape])
       built = towers.build_towers(
           lambda x, axis=axis: {
-              "y": towers.batch_norm(x, training=True, axis=axis)},
+              "y": towers.batch_norm(x, training=training, axis=axis)},
           testing.devices(2), inputs=x)
       self.assertEqual(built.towers[1].outputs["y"].shape.as_list(),
                        x.shape.as_list())

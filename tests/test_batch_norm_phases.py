@@ -30,9 +30,10 @@ class PhaseTest(cases.LayerTestCase):
                          dtype=(tf.float32, tf.float64))
   def test_placeholder(self, num_towers, layout, dtype):
     shape, axis = cases.LAYOUTS[layout]
-    layer = self.layer(num_towers, shape, axis, dtype=dtype,
+    epsilon = 0.1  # Which no op of TensorFlow takes by default.
+    layer = self.layer(num_towers, shape, axis, dtype=dtype, epsilon=epsilon,
                        training=lambda: tf.placeholder(tf.bool, []))
-    static = self.layer(num_towers, shape, axis, dtype=dtype)
+    static = self.layer(num_towers, shape, axis, dtype=dtype, epsilon=epsilon)
     rng = np.random.RandomState(0)
     x, targets = rng.normal(2.0, 3.0, [2, 5, *shape])
     start = rng.uniform(0.5, 2.0, [4, 3])
@@ -54,7 +55,7 @@ class PhaseTest(cases.LayerTestCase):
     with self.subTest("inference_uses_the_moving_statistics"):
       y = layer.run(layer.built.outputs["y"], x, training=False)
       self.assertAllClose(
-          y, gamma * (x - mean) / np.sqrt(variance + cases.EPSILON) + beta,
+          y, gamma * (x - mean) / np.sqrt(variance + epsilon) + beta,
           rtol=1e-4, atol=1e-4)
     with self.subTest("inference_changes_nothing"):
       for batch in (1, 5):

@@ -325,6 +325,36 @@ class PerTowerTest(parameterized.TestCase, tf.test.TestCase):
                                    fed[1]: np.full([1, 6, 6, 2], 4.0)})
       self.assertAllClose(loss, 4.0)
 
+  @parameterized.product(sizes=((2, 3), (0, 2, 3), (2, 0, 3), (3, 2, 0)),
+                         known=(True, False))
+  def test_one_row_is_borrowed_of_the_first_tower_with_rows(self, sizes, known):
+    ends = np.cumsum(sizes)
+    x, y = np.arange(10.0).reshape(5, 2), np.arange(5)
+    feed, nests = {}, []
+    for size, end in zip(sizes, ends):
+      nest = {"x": x[end - size:end], "y": (y[end - size:end],)}
+      if not known:
+        feed[tf.placeholder(tf.float64, [None, 2])] = nest["x"]
+        feed[tf.placeholder(tf.int64, [None])] = nest["y"][0]
+        nest = {"x": list(feed)[-2], "y": (list(feed)[-1],)}
+      nests.append(nest)
+    shards = inputs.deal(towers.PerTower(nests), len(sizes))
+    with testing.session() as sess:
+      values, rows = sess.run(([s.value for s in shards],
+                               [tf.convert_to_tensor(s.rows) for s in shards]),
+                              feed)
+    self.assertAllEqual(rows, sizes)
+    for size, end, value in zip(sizes, ends, values):
+      kept = slice(end - size, end) if size else slice(1)
+      self.assertAllEqual(value["x"], x[kept])
+      self.assertAllEqual(value["y"][0], y[kept])
+
+  def test_shapes_stay_those_of_the_tower(self):
+    fed = [tf.placeholder(tf.float32, [None, size]) for size in (2, None)]
+    shards = inputs.deal(towers.PerTower(fed), 2)
+    self.assertEqual([s.value.shape.as_list() for s in shards],
+                     [[None, 2], [None, None]])
+
   @parameterized.parameters(tf.string, tf.bool, tf.int64)
   def test_empty_tower_of_any_type(self, dtype):
     fed = [tf.placeholder(dtype, [None, 2]) for _ in range(2)]
@@ -367,7 +397,7 @@ class PerTowerTest(parameterized.TestCase, tf.test.TestCase):
        ValueError, r"`inputs.nests\[1\]` must hold tensors with the same "
        "number of rows"),
       ("no_rows", [np.ones([0, 2])] * 2, ValueError,
-       "`inputs` must hold at least one row: got a batch of 0 rows"),
+       "^`inputs` must hold at least one row: got a batch of 0 rows"),
   )
   def test_rejects(self, nests, error, message):
     with self.assertRaisesRegex(error, message):

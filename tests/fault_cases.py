@@ -16,7 +16,7 @@ import process_cases
 
 TESTS = pathlib.Path(__file__).resolve().parent
 PROGRAM = TESTS / "small_train.py"
-STEPS, SAVE_STEPS = 40, 4
+STEPS = 40
 CHIEF, WORKER, SERVER = ("worker", 0), ("worker", 1), ("ps", 0)
 
 # Found in the environment of all that a cluster starts, whoever its parent is.
@@ -29,16 +29,30 @@ SECONDS = 300
 TIME_LIMIT = 90
 
 
-def flags(folder):
-  """Returns flags of a short training run on a new data set in `folder`."""
+def flags(folder, steps=STEPS):
+  """Returns flags of a training run on a new data set in `folder`.
+
+  Args:
+    folder: A directory.
+    steps: How long it is; ten checkpoints are written on the way.
+  """
   path = pathlib.Path(folder, "data.npz")
   rng = np.random.RandomState(0)
   labels = np.arange(60) % 3
   images = rng.normal(size=[60, 4, 4, 1]) + labels[:, None, None, None] - 1.0
   np.savez(path, x_train=images[:48], y_train=labels[:48],
            x_test=images[48:], y_test=labels[48:])
-  return [f"--dataset={path}", f"--steps={STEPS}", "--batch_size=6",
-          f"--evaluate_every={SAVE_STEPS}", "--learning_rate=0.01"]
+  return [f"--dataset={path}", f"--steps={steps}", "--batch_size=6",
+          f"--evaluate_every={steps // 10}", "--learning_rate=0.01"]
+
+
+def loss(folder, kernel):
+  """Returns the cross-entropy of a linear network on the rows of `flags`."""
+  with np.load(pathlib.Path(folder, "data.npz")) as data:
+    images, labels = data["x_train"], data["y_train"]
+  logits = images.reshape([len(images), -1]) @ kernel
+  log_sum = np.log(np.exp(logits).sum(axis=1))
+  return np.mean(log_sum - logits[np.arange(len(labels)), labels])
 
 
 def wait_until(condition, what, pause=0.01):
@@ -156,13 +170,14 @@ def _proc(pid, name):
     return b""
 
 
-def kill_at_random(cluster, seed, kills):
+def kill_at_random(cluster, seed, kills, steps=STEPS):
   """Kills tasks in all phases of a run, alone or two at once.
 
   Args:
     cluster: The cluster, which has just been started.
     seed: Decides on the moments, and who is killed when.
     kills: How many to kill; 5 or more.
+    steps: How many the run makes.
 
   Returns:
     What was done, as a list of phases and tasks.
@@ -185,13 +200,13 @@ def kill_at_random(cluster, seed, kills):
     done.append((phase, *tasks))
 
   kill("start", 1, lambda: time.sleep(chance.uniform(0.0, 5.0)))
-  at = chance.randrange(1, STEPS // 4)
+  at = chance.randrange(1, steps // 4)
   while len(victims) > 3:
     kill("training", 2 if len(victims) > 4 else 1, lambda at=at: (
         cluster.wait_for_step(at), time.sleep(chance.uniform(0.0, 0.2))))
-    at += chance.randrange(STEPS // 8)
+    at += chance.randrange(steps // 8)
   cluster.wait_for_step(at)
   kill("saving", 1, cluster.wait_for_saving)
-  kill("end", 2, lambda: (cluster.wait_for_step(STEPS),
+  kill("end", 2, lambda: (cluster.wait_for_step(steps),
                           time.sleep(chance.uniform(0.0, 0.3))))
   return done

@@ -197,9 +197,7 @@ DEEP = Comparison("resnet110", 8, 4, ("one", "loop", "mirrored", "towers"),
 
 
 def _built(model: str, num_towers: int) -> Comparison:
-  # 64 towers take minutes.
-  return Comparison(model, num_towers, 4, ("towers",), runs=False,
-                    builds=3 if num_towers < 8 else 1)
+  return Comparison(model, num_towers, 4, ("towers",), runs=False, builds=3)
 
 
 # Ops and time to build of `towers` alone.

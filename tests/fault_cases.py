@@ -16,7 +16,7 @@ import process_cases
 
 TESTS = pathlib.Path(__file__).resolve().parent
 PROGRAM = TESTS / "small_train.py"
-STEPS = 40
+STEPS = 100
 CHIEF, WORKER, SERVER = ("worker", 0), ("worker", 1), ("ps", 0)
 
 # Found in the environment of all that a cluster starts, whoever its parent is.
@@ -34,7 +34,7 @@ def flags(folder, steps=STEPS):
 
   Args:
     folder: A directory.
-    steps: How long it is; ten checkpoints are written on the way.
+    steps: How long it is; twenty checkpoints are written on the way.
   """
   path = pathlib.Path(folder, "data.npz")
   rng = np.random.RandomState(0)
@@ -43,7 +43,7 @@ def flags(folder, steps=STEPS):
   np.savez(path, x_train=images[:48], y_train=labels[:48],
            x_test=images[48:], y_test=labels[48:])
   return [f"--dataset={path}", f"--steps={steps}", "--batch_size=6",
-          f"--evaluate_every={steps // 10}", "--learning_rate=0.01"]
+          f"--evaluate_every={steps // 20}", "--learning_rate=0.01"]
 
 
 def loss(folder, kernel):
@@ -69,6 +69,10 @@ def saved_step(logdir):
     return 0
   match = re.match(r'model_checkpoint_path: ".*-(\d+)"', text)
   return int(match[1]) if match else 0
+
+
+class EndedBefore(Exception):
+  """A cluster has come to its end, all well, before what was waited for."""
 
 
 class Cluster:
@@ -150,7 +154,9 @@ class Cluster:
     def is_so():
       value = condition()
       if not value and self._launcher.poll() is not None:
-        raise AssertionError(f"the cluster has ended before: {what}")
+        if self._launcher.returncode == 0:
+          raise EndedBefore(what)
+        raise AssertionError(f"the cluster has failed before: {what}")
       return value
 
     try:
@@ -181,6 +187,9 @@ def kill_at_random(cluster, seed, kills, steps=STEPS):
 
   Returns:
     What was done, as a list of phases and tasks.
+
+  Raises:
+    EndedBefore: If the cluster was through before the last kill.
   """
   chance = random.Random(seed)
   victims = []
